@@ -1,0 +1,186 @@
+//! What a caller lends: its id and its tools, checked whole before anything changes.
+
+use std::collections::HashSet;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{CallerId, Error, Result, agent::tool_name_byte, id::quoted, tool::any_object};
+
+/// Most tools one caller may lend.
+pub const MAX_TOOLS: usize = 1_000;
+/// Longest full name (`<caller_id>_<tool>`).
+pub const MAX_NAME: usize = 64;
+/// Largest schema, in bytes of JSON.
+pub const MAX_SCHEMA_BYTES: usize = 64 * 1024;
+
+/// The `context` of `session_message` as it comes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(inline)]
+pub struct Context {
+    /// The name the tools are lent under: the agent sees `<caller_id>_<tool>`.
+    pub caller_id: String,
+    /// The tools; an empty list withdraws them.
+    pub caller_tools: Vec<DeclaredTool>,
+}
+
+/// One lent tool as it comes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(inline)]
+pub struct DeclaredTool {
+    /// Its name, without the prefix.
+    pub name: String,
+    /// What it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// A JSON schema of type object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_schema: Option<Value>,
+}
+
+/// A declaration that passed every check.
+#[derive(Debug, Clone)]
+pub struct Declaration {
+    /// Whose.
+    pub caller_id: CallerId,
+    /// Its tools.
+    pub tools: Vec<LentTool>,
+}
+
+/// A lent tool, its schema compiled.
+#[derive(Debug, Clone)]
+pub struct LentTool {
+    /// Its name, without the prefix.
+    pub name: String,
+    /// What it does.
+    pub description: String,
+    /// Its schema.
+    pub input_schema: Value,
+    validator: std::sync::Arc<jsonschema::Validator>,
+}
+
+impl LentTool {
+    /// Checks a call's arguments against the schema.
+    pub fn check_arguments(&self, arguments: &Value) -> Result<()> {
+        match self.validator.iter_errors(arguments).next() {
+            None => Ok(()),
+            Some(error) => {
+                let path = error.instance_path().to_string();
+                let at = if path.is_empty() { String::new() } else { format!(" at {path}") };
+                Err(Error::invalid(format!("arguments of {} do not fit its schema{at}: {error}", self.name)))
+            }
+        }
+    }
+
+    /// The tool as it was declared, for `caller_tools_config`.
+    pub fn declared(&self) -> DeclaredTool {
+        DeclaredTool {
+            name: self.name.clone(),
+            description: Some(self.description.clone()),
+            input_schema: Some(self.input_schema.clone()),
+        }
+    }
+}
+
+impl PartialEq for LentTool {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.name, &self.description, &self.input_schema)
+            == (&other.name, &other.description, &other.input_schema)
+    }
+}
+
+/// The name the agent sees.
+pub fn full_name(caller_id: &CallerId, tool: &str) -> String {
+    format!("{caller_id}_{tool}")
+}
+
+impl Context {
+    /// Checks the whole declaration. Clashes with other callers and tools of the session are the
+    /// session's to check.
+    pub fn check(self) -> Result<Declaration> {
+        let caller_id: CallerId = self.caller_id.parse()?;
+        if self.caller_tools.len() > MAX_TOOLS {
+            return Err(Error::invalid(format!(
+                "context.caller_tools has {} tools; at most {MAX_TOOLS} can be lent",
+                self.caller_tools.len()
+            )));
+        }
+        let mut seen = HashSet::new();
+        let mut tools = Vec::with_capacity(self.caller_tools.len());
+        for (i, tool) in self.caller_tools.into_iter().enumerate() {
+            let at = |why: String| Error::invalid(format!("context.caller_tools[{i}]: {why}"));
+            if tool.name.is_empty() || !tool.name.bytes().all(tool_name_byte) {
+                return Err(at(format!("{} is not a tool name: use letters, digits, _ and -", quoted(&tool.name))));
+            }
+            let full = full_name(&caller_id, &tool.name);
+            if full.len() > MAX_NAME {
+                return Err(at(format!("{} is longer than {MAX_NAME} characters", quoted(&full))));
+            }
+            if !seen.insert(tool.name.clone()) {
+                return Err(at(format!("{} is declared twice", quoted(&tool.name))));
+            }
+            let input_schema = tool.input_schema.unwrap_or_else(any_object);
+            let validator = compile_schema(&input_schema).map_err(|why| at(format!("inputSchema: {why}")))?;
+            tools.push(LentTool {
+                name: tool.name,
+                description: tool.description.unwrap_or_default(),
+                input_schema,
+                validator: validator.into(),
+            });
+        }
+        Ok(Declaration { caller_id, tools })
+    }
+}
+
+/// Compiles a tool's input schema: of type object, bounded in size and depth, no outside references.
+pub fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, String> {
+    if schema.get("type").and_then(Value::as_str) != Some("object") {
+        return Err("must be a JSON schema with \"type\": \"object\"".into());
+    }
+    if schema.to_string().len() > MAX_SCHEMA_BYTES {
+        return Err(format!("is larger than {MAX_SCHEMA_BYTES} bytes"));
+    }
+    jsonschema::options().build(schema).map_err(|e| format!("is not a valid JSON schema: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn declare(context: Value) -> Result<Declaration> {
+        crate::strict::arguments::<Context>(context)?.check()
+    }
+
+    #[test]
+    fn a_declaration_is_checked_whole() {
+        let good = json!({"caller_id":"myapp","caller_tools":[{"name":"send"},{"name":"ask","inputSchema":{"type":"object"}}]});
+        assert_eq!(declare(good).unwrap().tools.len(), 2);
+        for bad in [
+            json!({"caller_id":"oubliette","caller_tools":[]}),
+            json!({"caller_id":"my_app","caller_tools":[]}),
+            json!({"caller_id":"a","caller_tools":[{"name":"x"},{"name":"x"}]}),
+            json!({"caller_id":"a","caller_tools":[{"name":"x y"}]}),
+            json!({"caller_id":"a","caller_tools":[{"name":""}]}),
+            json!({"caller_id":"a","caller_tools":[{"name":"x".repeat(63)}]}),
+            json!({"caller_id":"a","caller_tools":[{"name":"x","inputSchema":{"type":"string"}}]}),
+            json!({"caller_id":"a","caller_tools":[{"name":"x","inputSchema":{"type":"object","properties":3}}]}),
+            json!({"caller_id":"a","caller_tools":[{"name":"x","extra":1}]}),
+            json!({"caller_id":"a"}),
+        ] {
+            assert!(declare(bad.clone()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_checked_against_the_schema() {
+        let schema = json!({"type":"object","properties":{"message":{"type":"string"}},"required":["message"]});
+        let lent = declare(json!({"caller_id":"a","caller_tools":[{"name":"x","inputSchema":schema}]})).unwrap();
+        assert!(lent.tools[0].check_arguments(&json!({"message":"hi"})).is_ok());
+        assert!(lent.tools[0].check_arguments(&json!({"message":1})).is_err());
+        assert!(lent.tools[0].check_arguments(&json!({})).is_err());
+    }
+}
