@@ -6,7 +6,7 @@
 //! In the order data flows:
 //!
 //! - [`id`]: session, project, workspace, token and request ids; slugs and catalog ids.
-//! - [`scope`]: read < write < admin.
+//! - [`scope`]: read < write < admin; [`principal`]: who is behind a request.
 //! - [`error`]: the error codes every door answers with, and their HTTP and JSON-RPC forms.
 //! - [`duration`]: durations as people write them (`"500ms"`, `"30d"`).
 //! - [`strict`]: JSON read strictly, the error naming field and reason.
@@ -24,6 +24,7 @@ pub mod duration;
 pub mod error;
 pub mod event;
 pub mod id;
+pub mod principal;
 pub mod relay;
 pub mod scope;
 pub mod strict;
@@ -31,6 +32,7 @@ pub mod tool;
 
 pub use error::{Error, ErrorCode, Result};
 pub use id::{CallerId, CatalogId, ProjectId, RequestId, SessionId, Slug, TokenId, WorkspaceId};
+pub use principal::Principal;
 pub use scope::Scope;
 
 /// A JSON object, keys in the order they came.
