@@ -1,0 +1,41 @@
+"""Fixtures: one shared server for tests that do not disturb it, fresh ones for tests that do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+import harness
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs():
+    """The real programs, built."""
+    if "OUBLIETTE_BIN_DIR" not in os.environ:
+        subprocess.run(["cargo", "build", "--workspace", "--bins", "--quiet"], cwd=harness.ROOT, check=True)
+    for name in ("oubliette", "oubliette-client", "oubliette-agent"):
+        assert (harness.BIN / name).exists(), f"{name} is not built"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with harness.running() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def admin(server):
+    return server.token("admin")
+
+
+@pytest.fixture
+def project(server, admin):
+    return server.api("project_create", admin, name="test")["project_id"]
+
+
+@pytest.fixture(params=[harness.LEGACY, harness.MODERN])
+def mode(request):
+    """Both lifecycles of MCP."""
+    return request.param

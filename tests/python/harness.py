@@ -1,0 +1,302 @@
+"""A real server in a fresh home, and the ways to talk to it.
+
+Nothing here stands in for Oubliette: every test starts the `oubliette` program, speaks to it over real
+sockets, and lets it start real sandboxes. The one stand-in is the model: agents follow a `script:` file or
+ask a scripted model server on loopback, because a paid model cannot be part of a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from typing import Any, AsyncIterator, Iterator
+
+import httpx
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get("OUBLIETTE_BIN_DIR", ROOT / "target" / "debug"))
+DEADLINE = 30.0
+"""How long anything is waited for before a test calls it lost. Never a measurement."""
+
+LEGACY = "legacy"
+MODERN = "2026-07-28"
+
+
+class ToolFailed(Exception):
+    """A tool answered with an error."""
+
+    def __init__(self, code: str, message: str, status: int | None = None):
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.status = status
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_until(check, what: str, deadline: float = DEADLINE):
+    """Polls for a state that no event announces (a process gone, a port open)."""
+    end = time.monotonic() + deadline
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline:.0f} s in vain for {what}")
+        time.sleep(0.02)
+
+
+class Server:
+    """One `oubliette serve`."""
+
+    def __init__(self, home: pathlib.Path, config: str = "", env: dict[str, str] | None = None):
+        self.home = home
+        self.port = free_port()
+        self.env = env or {}
+        self.process: subprocess.Popen | None = None
+        self._log: pathlib.Path = home.parent / f"{home.name}.log"
+        home.mkdir(mode=0o700, exist_ok=True)
+        if config:
+            (home / "oubliette.toml").write_text(config)
+
+    # -- the process -------------------------------------------------------------------------------
+
+    def start(self) -> "Server":
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [BIN / "oubliette", "--home", self.home, "serve", "--listen", f"127.0.0.1:{self.port}"],
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        wait_until(self._ready, "the server to be ready")
+        return self
+
+    def _ready(self) -> bool:
+        if self.process and self.process.poll() is not None:
+            raise AssertionError(f"the server exited with {self.process.returncode}:\n{self.log()}")
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self) -> int:
+        """SIGTERM, and how it exited."""
+        assert self.process
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=DEADLINE)
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self.process
+        self.process.kill()
+        self.process.wait(timeout=DEADLINE)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    # -- the command line --------------------------------------------------------------------------
+
+    def cli(self, *args: str, check: bool = True, **kwargs: Any) -> subprocess.CompletedProcess:
+        done = subprocess.run(
+            [BIN / "oubliette", "--home", self.home, *args],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            **kwargs,
+        )
+        assert not check or done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def cli_json(self, *args: str) -> Any:
+        return json.loads(self.cli(*args, "--json").stdout)
+
+    def token(self, scope: str = "admin", project: str | None = None, **more: str) -> str:
+        args = ["token", "create", "--name", f"test-{scope}", "--scope", scope]
+        args += ["--project", project] if project else []
+        for name, value in more.items():
+            args += [f"--{name}", value]
+        return self.cli_json(*args)["token"]
+
+    # -- REST --------------------------------------------------------------------------------------
+
+    def api(self, tool: str, token: str, /, **arguments: Any) -> Any:
+        """One tool by plain JSON."""
+        answer = httpx.post(
+            f"{self.url}/api/tools/{tool}",
+            json=arguments,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=70,
+        )
+        body = answer.json()
+        if answer.status_code != 200:
+            raise ToolFailed(body["error"]["code"], body["error"]["message"], answer.status_code)
+        return body
+
+    def events(self, session_id: str, token: str, since: int = -1, **query: Any) -> "Events":
+        return Events(self, f"/api/sessions/{session_id}/events", {"since_index": since, **query}, token)
+
+    def debugger(self, token: str, since: int = -1, **query: Any) -> "Events":
+        return Events(self, "/api/debugger", {"since_index": since, **query}, token)
+
+    # -- MCP ---------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def mcp(self, token: str, mode: str = MODERN, **options: Any) -> AsyncIterator["Mcp"]:
+        headers = {"Authorization": f"Bearer {token}"}
+        timeout = httpx2.Timeout(30, read=300)
+        async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
+            transport = streamable_http_client(f"{self.url}/mcp", http_client=http)
+            if "logging_callback" in options:
+                options.setdefault("log_level", "info")
+            async with Client(transport, mode=mode, cache=None, **options) as client:
+                yield Mcp(client)
+
+    # -- definitions -------------------------------------------------------------------------------
+
+    def put_agent(self, slug: str, token: str, turns: list | None = None, **definition: Any) -> None:
+        """An agent; with `turns`, one that follows them as its script."""
+        files = {}
+        if turns is not None:
+            definition["model"] = "script:script.json"
+            files["script.json"] = json.dumps({"turns": turns})
+        body = {"name": slug, "prompt": "Follow the script.", **definition}
+        self.api("agent_put", token, slug=slug, definition=body, files=files)
+
+    def put_tool(self, id: str, token: str, **definition: Any) -> None:
+        self.api("catalog_put", token, id=id, definition={"id": id, **definition})
+
+
+class Mcp:
+    """The Python SDK's client, with results unwrapped."""
+
+    def __init__(self, client: Client):
+        self.client = client
+
+    async def call(self, tool: str, /, **arguments: Any) -> Any:
+        result = await self.client.call_tool(tool, arguments)
+        if result.is_error:
+            error = (result.structured_content or {}).get("error", {})
+            raise ToolFailed(error.get("code", "?"), error.get("message", str(result.content)))
+        return result.structured_content
+
+    async def tools(self) -> dict[str, Any]:
+        listed = await self.client.list_tools()
+        return {tool.name: tool for tool in listed.tools}
+
+
+class Events:
+    """An SSE stream, read on a thread, so that a test can wait for the event it means."""
+
+    def __init__(self, server: Server, path: str, query: dict[str, Any], token: str):
+        self.seen: list[dict[str, Any]] = []
+        self.ids: list[str] = []
+        self._queue: queue.Queue[Any] = queue.Queue()
+        self._closed = threading.Event()
+        self._opened = threading.Event()
+        self._http = httpx.Client(timeout=httpx.Timeout(30, read=None))
+        request = self._http.build_request(
+            "GET", f"{server.url}{path}", params=query, headers={"Authorization": f"Bearer {token}"}
+        )
+        self._response = self._http.send(request, stream=True)
+        if self._response.status_code != 200:
+            body = json.loads(self._response.read())
+            raise ToolFailed(body["error"]["code"], body["error"]["message"], self._response.status_code)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        fields: dict[str, str] = {}
+        try:
+            for line in self._response.iter_lines():
+                if line == "":
+                    if "data" in fields:
+                        self._queue.put((fields.get("id", ""), json.loads(fields["data"])))
+                    fields = {}
+                elif not line.startswith(":"):
+                    name, _, value = line.partition(":")
+                    fields[name] = value.removeprefix(" ")
+        except Exception as error:  # the stream was closed under the reader
+            if not self._closed.is_set():
+                self._queue.put(error)
+                return
+        self._queue.put(None)
+
+    def next(self, deadline: float = DEADLINE) -> dict[str, Any]:
+        try:
+            item = self._queue.get(timeout=deadline)
+        except queue.Empty:
+            raise AssertionError(f"no event in {deadline:.0f} s; seen: {[self._name(e) for e in self.seen]}")
+        if item is None or isinstance(item, Exception):
+            raise EOFError(f"the stream ended: {item}")
+        id, event = item
+        self.ids.append(id)
+        self.seen.append(event)
+        return event
+
+    def until(self, name: str, deadline: float = DEADLINE, **fields: Any) -> dict[str, Any]:
+        """The next event of this type (or debugger kind) with these fields."""
+        while True:
+            event = self.next(deadline)
+            if self._name(event) == name and all(event.get(k) == v for k, v in fields.items()):
+                return event
+
+    @staticmethod
+    def _name(event: dict[str, Any]) -> str:
+        return event.get("type") or event.get("kind", "?")
+
+    def close(self) -> None:
+        self._closed.set()
+        self._response.close()
+        self._http.close()
+
+    def __enter__(self) -> "Events":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def running(config: str = "", env: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server in a fresh home, stopped at the end."""
+    with tempfile.TemporaryDirectory(prefix="oub") as folder:
+        server = Server(pathlib.Path(folder) / "h", config, env).start()
+        try:
+            yield server
+        finally:
+            if server.process and server.process.poll() is None:
+                server.stop()
+
+
+def processes_with(text: str) -> list[int]:
+    """Processes of this machine whose command line or environment holds `text`."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if text.encode() in (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
