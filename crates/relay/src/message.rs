@@ -1,0 +1,316 @@
+//! A line as a message, and back. Pure functions.
+//!
+//! Parsing looks at the envelope alone first ([`RawValue`] fields borrowed from the line), so that
+//! params and results are copied once, into their final value.
+
+use std::fmt;
+
+use oubliette_protocol::{
+    ErrorCode,
+    relay::{INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, RpcError},
+};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde_json::{Number, Value, value::RawValue};
+
+use crate::{CallError, error::rpc_error};
+
+/// Longest id in text form. An id is kept for as long as its request runs.
+pub const MAX_ID: usize = 1024;
+
+/// A request's id: a number or a string. Null is none.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Id {
+    /// A number.
+    Number(Number),
+    /// A string.
+    Text(Box<str>),
+}
+
+impl From<u64> for Id {
+    fn from(id: u64) -> Self {
+        Id::Number(id.into())
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Id::Number(number) => number.fmt(f),
+            Id::Text(text) => fmt::Debug::fmt(text, f),
+        }
+    }
+}
+
+/// One message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    /// Wants an answer.
+    Request {
+        /// Names the answer.
+        id: Id,
+        /// What to do.
+        method: String,
+        /// With what; null when absent.
+        params: Value,
+    },
+    /// Wants none.
+    Notification {
+        /// What happened.
+        method: String,
+        /// To what; null when absent.
+        params: Value,
+    },
+    /// An answer. It is never answered itself, however odd it is: two peers must not trade errors for
+    /// ever.
+    Response {
+        /// Of which request; `None` when the other side could not tell.
+        id: Option<Id>,
+        /// How it went.
+        outcome: Result<Value, AnswerError>,
+    },
+}
+
+/// What a response says when it is no result.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AnswerError {
+    /// An error object.
+    Remote(RpcError),
+    /// Something that is neither result nor error.
+    Malformed(String),
+}
+
+/// A line that is no message, and what to answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refused {
+    /// The id, if one could be read.
+    pub id: Option<Id>,
+    /// What to say.
+    pub error: Box<RpcError>,
+}
+
+/// The envelope. Unknown fields are ignored: our own notifications carry `type` beside `method`.
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow, default, deserialize_with = "present")]
+    jsonrpc: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    id: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    method: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    params: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    result: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    error: Option<&'a RawValue>,
+}
+
+/// `null` is present; a plain `Option` would make it absent.
+fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(d).map(Some)
+}
+
+/// Reads one line, its newline removed.
+pub fn parse_line(line: &[u8]) -> Result<Message, Refused> {
+    let text = std::str::from_utf8(line).map_err(|e| bad_json(format!("not UTF-8: {e}")))?;
+    let envelope: Envelope<'_> = serde_json::from_str(text).map_err(|why| {
+        // A wrong shape stops the parser before the end of the line, so what comes after is still unread.
+        match serde_json::from_str::<IgnoredAny>(text) {
+            Err(why) => bad_json(format!("not JSON: {why}")),
+            Ok(_) if text.trim_start().starts_with('[') => {
+                not_a_request(None, "batches are not supported; send one object a line")
+            }
+            Ok(_) => not_a_request(None, &format!("not a request object: {why}")),
+        }
+    })?;
+    let id = envelope.id.map(|raw| parse_id(raw.get()));
+    let Some(method) = envelope.method else {
+        return match envelope.result.is_some() || envelope.error.is_some() {
+            true => Ok(Message::Response {
+                outcome: outcome(&envelope),
+                id: id.and_then(Result::ok),
+            }),
+            false => Err(not_a_request(id.and_then(Result::ok), "a request needs a method")),
+        };
+    };
+    let id = id.transpose().map_err(|why| not_a_request(None, why))?;
+    if envelope.jsonrpc.is_none_or(|v| v.get() != r#""2.0""#) {
+        return Err(not_a_request(id, r#"jsonrpc must be "2.0""#));
+    }
+    let Ok(method) = serde_json::from_str::<String>(method.get()) else {
+        return Err(not_a_request(id, "method must be a string"));
+    };
+    let params = match envelope
+        .params
+        .map(|raw| serde_json::from_str(raw.get()))
+        .transpose()
+    {
+        Ok(params) => params.unwrap_or(Value::Null),
+        // Valid JSON by now: what is left is nesting deeper, or a number larger, than we take.
+        Err(why) => {
+            let error = rpc_error(
+                INVALID_PARAMS,
+                ErrorCode::InvalidArgument,
+                format!("params: {why}"),
+            );
+            return Err(Refused {
+                id,
+                error: Box::new(error),
+            });
+        }
+    };
+    Ok(match id {
+        Some(id) => Message::Request { id, method, params },
+        None => Message::Notification { method, params },
+    })
+}
+
+fn parse_id(raw: &str) -> Result<Id, &'static str> {
+    if raw == "null" {
+        return Err("id must not be null; leave it out to notify");
+    }
+    if raw.len() > MAX_ID {
+        return Err("id is too long");
+    }
+    serde_json::from_str(raw).map_err(|_| "id must be a number or a string")
+}
+
+fn outcome(envelope: &Envelope<'_>) -> Result<Value, AnswerError> {
+    let malformed = |why: &dyn fmt::Display| AnswerError::Malformed(why.to_string());
+    match (envelope.result, envelope.error) {
+        (Some(result), None) => serde_json::from_str(result.get()).map_err(|e| malformed(&e)),
+        // Some libraries send both fields always, one of them null.
+        (Some(result), Some(error)) if error.get() == "null" => {
+            serde_json::from_str(result.get()).map_err(|e| malformed(&e))
+        }
+        (_, Some(error)) => match serde_json::from_str(error.get()) {
+            Ok(error) => Err(AnswerError::Remote(error)),
+            Err(why) => Err(malformed(&why)),
+        },
+        (None, None) => Err(malformed(&"neither result nor error")),
+    }
+}
+
+fn bad_json(why: String) -> Refused {
+    Refused {
+        id: None,
+        error: rpc_error(PARSE_ERROR, ErrorCode::InvalidArgument, why),
+    }
+}
+
+fn not_a_request(id: Option<Id>, why: &str) -> Refused {
+    Refused {
+        id,
+        error: rpc_error(INVALID_REQUEST, ErrorCode::InvalidArgument, why),
+    }
+}
+
+impl Message {
+    /// The message as a line, newline included, unless it is longer than `limit`.
+    pub fn to_line(&self, limit: usize) -> Result<Vec<u8>, CallError> {
+        match self {
+            Message::Request { id, method, params } => request_line(id, method, params, limit),
+            Message::Notification { method, params } => notification_line(method, params, limit),
+            Message::Response {
+                id,
+                outcome: Ok(result),
+            } => result_line(id.as_ref(), result, limit),
+            Message::Response {
+                id,
+                outcome: Err(AnswerError::Remote(error)),
+            } => error_line(id.as_ref(), error, limit),
+            Message::Response {
+                outcome: Err(AnswerError::Malformed(why)),
+                ..
+            } => Err(CallError::BadAnswer(why.clone())),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Out<'a> {
+    jsonrpc: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<Option<&'a Id>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    method: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    params: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a RpcError>,
+}
+
+const OUT: Out<'static> = Out {
+    jsonrpc: "2.0",
+    id: None,
+    method: None,
+    params: None,
+    result: None,
+    error: None,
+};
+
+pub(crate) fn request_line(
+    id: &Id,
+    method: &str,
+    params: &Value,
+    limit: usize,
+) -> Result<Vec<u8>, CallError> {
+    let params = Some(params).filter(|p| !p.is_null());
+    line(
+        &Out {
+            id: Some(Some(id)),
+            method: Some(method),
+            params,
+            ..OUT
+        },
+        limit,
+    )
+}
+
+pub(crate) fn notification_line(method: &str, params: &Value, limit: usize) -> Result<Vec<u8>, CallError> {
+    let params = Some(params).filter(|p| !p.is_null());
+    line(
+        &Out {
+            method: Some(method),
+            params,
+            ..OUT
+        },
+        limit,
+    )
+}
+
+pub(crate) fn result_line(id: Option<&Id>, result: &Value, limit: usize) -> Result<Vec<u8>, CallError> {
+    line(
+        &Out {
+            id: Some(id),
+            result: Some(result),
+            ..OUT
+        },
+        limit,
+    )
+}
+
+pub(crate) fn error_line(id: Option<&Id>, error: &RpcError, limit: usize) -> Result<Vec<u8>, CallError> {
+    line(
+        &Out {
+            id: Some(id),
+            error: Some(error),
+            ..OUT
+        },
+        limit,
+    )
+}
+
+/// Any value as a line.
+pub(crate) fn line(value: &impl Serialize, limit: usize) -> Result<Vec<u8>, CallError> {
+    // JSON as serde writes it holds no raw newline: strings escape it.
+    let mut line = serde_json::to_vec(value).map_err(|e| CallError::BadAnswer(e.to_string()))?;
+    if line.len() > limit {
+        return Err(CallError::TooLong(limit));
+    }
+    line.push(b'\n');
+    Ok(line)
+}
