@@ -195,14 +195,14 @@ fn outcome(envelope: &Envelope<'_>) -> Result<Value, AnswerError> {
 fn bad_json(why: String) -> Refused {
     Refused {
         id: None,
-        error: rpc_error(PARSE_ERROR, ErrorCode::InvalidArgument, why),
+        error: Box::new(rpc_error(PARSE_ERROR, ErrorCode::InvalidArgument, why)),
     }
 }
 
 fn not_a_request(id: Option<Id>, why: &str) -> Refused {
     Refused {
         id,
-        error: rpc_error(INVALID_REQUEST, ErrorCode::InvalidArgument, why),
+        error: Box::new(rpc_error(INVALID_REQUEST, ErrorCode::InvalidArgument, why)),
     }
 }
 
