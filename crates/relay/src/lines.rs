@@ -84,3 +84,128 @@ pub(crate) fn gone(kind: std::io::ErrorKind) -> bool {
         BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::Pin,
+        task::{Context, Poll},
+    };
+
+    use super::*;
+    use futures::FutureExt;
+    use proptest::prelude::*;
+    use tokio::io::ReadBuf;
+
+    /// Gives its bytes in pieces of the sizes it is told.
+    struct Pieces {
+        bytes: Vec<u8>,
+        at: usize,
+        sizes: Vec<usize>,
+        next: usize,
+    }
+
+    impl AsyncRead for Pieces {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<std::io::Result<()>> {
+            let size = self.sizes[self.next % self.sizes.len()].max(1);
+            self.next += 1;
+            let end = (self.at + size.min(buf.remaining())).min(self.bytes.len());
+            buf.put_slice(&self.bytes[self.at..end]);
+            self.at = end;
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    fn split(bytes: Vec<u8>, sizes: Vec<usize>, limit: usize) -> (Vec<Vec<u8>>, Closed) {
+        let mut lines = Lines::new(
+            Pieces {
+                bytes,
+                at: 0,
+                sizes,
+                next: 0,
+            },
+            limit,
+        );
+        let mut found = Vec::new();
+        loop {
+            match lines.next().now_or_never().unwrap() {
+                Ok(line) => found.push(line.to_vec()),
+                Err(why) => return (found, why),
+            }
+            assert!(
+                lines.buffer.capacity() <= limit + 1 + 2 * CHUNK,
+                "the buffer outgrew the limit"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn lines_are_the_same_however_they_arrive(
+            lines in prop::collection::vec(prop::collection::vec(any::<u8>().prop_filter("", |b| *b != b'\n'), 0..60), 0..20),
+            sizes in prop::collection::vec(1_usize..50, 1..8),
+        ) {
+            let mut bytes = lines.join(&b'\n');
+            bytes.push(b'\n');
+            let want = if lines.is_empty() { vec![vec![]] } else { lines };
+            let (found, why) = split(bytes, sizes, 60);
+            prop_assert_eq!(found, want);
+            prop_assert_eq!(why, Closed::ByPeer);
+        }
+    }
+
+    #[test]
+    fn a_line_as_long_as_the_limit_passes_and_one_byte_more_does_not() {
+        for sizes in [vec![1_000_000], vec![7], vec![CHUNK]] {
+            let fits = [vec![b'x'; 50_000], vec![b'\n']].concat();
+            assert_eq!(
+                split(fits.clone(), sizes.clone(), 50_000).0,
+                vec![vec![b'x'; 50_000]]
+            );
+            assert_eq!(split(fits, sizes, 49_999), (vec![], Closed::LineTooLong(49_999)));
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut_off_at_the_limit() {
+        let mut lines = Lines::new(tokio::io::repeat(b'x'), 100_000);
+        let why = lines.next().now_or_never().unwrap().map(<[u8]>::to_vec);
+        assert_eq!(why, Err(Closed::LineTooLong(100_000)));
+        assert!(lines.buffer.capacity() <= 100_001);
+    }
+
+    #[test]
+    fn memory_of_a_long_line_is_given_back() {
+        let long = [vec![b'x'; 1_000_000], b"\nshort\n".to_vec()].concat();
+        let mut lines = Lines::new(
+            Pieces {
+                bytes: long,
+                at: 0,
+                sizes: vec![4096],
+                next: 0,
+            },
+            2_000_000,
+        );
+        let take = |lines: &mut Lines<Pieces>| lines.next().now_or_never().unwrap().map(<[u8]>::len);
+        assert_eq!(take(&mut lines), Ok(1_000_000));
+        assert_eq!(take(&mut lines), Ok(5));
+        assert_eq!(take(&mut lines), Err(Closed::ByPeer));
+        assert!(
+            lines.buffer.capacity() <= 4 * CHUNK,
+            "{}",
+            lines.buffer.capacity()
+        );
+    }
+
+    #[test]
+    fn half_a_line_at_the_end_is_dropped() {
+        assert_eq!(
+            split(b"one\ntwo".to_vec(), vec![2], 10),
+            (vec![b"one".to_vec()], Closed::ByPeer)
+        );
+    }
+}

@@ -1,0 +1,255 @@
+//! Two real peers at full load: nothing is lost, nothing is mixed up, nothing stops.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use futures::{StreamExt, stream::FuturesUnordered};
+use oubliette_relay::{CallError, Closed, Handler, Limits, Peer, RequestContext, RpcError};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+/// Answers late and out of order; `hold` waits for cancellation or release.
+#[derive(Default)]
+struct Other {
+    holding: AtomicUsize,
+    cancelled: AtomicUsize,
+    changed: Notify,
+    release: tokio_util::sync::CancellationToken,
+}
+
+impl Other {
+    async fn until(&self, reached: impl Fn(&Self) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            if reached(self) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn bump(&self, counter: &AtomicUsize) {
+        counter.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_waiters();
+    }
+}
+
+#[async_trait]
+impl Handler for Other {
+    async fn request(&self, method: &str, params: Value, context: RequestContext) -> Result<Value, RpcError> {
+        if method == "hold" {
+            self.bump(&self.holding);
+            tokio::select! {
+                () = self.release.cancelled() => {}
+                () = context.cancel.cancelled() => self.bump(&self.cancelled),
+            }
+            return Ok(params);
+        }
+        for _ in 0..params["yields"].as_u64().unwrap_or(0) {
+            tokio::task::yield_now().await;
+        }
+        Ok(params)
+    }
+}
+
+fn pair(pipe: usize, limits: Limits) -> (Peer, Peer, Arc<Other>, Arc<Other>) {
+    let (a, b) = tokio::io::duplex(pipe);
+    let (left, right) = (Arc::new(Other::default()), Arc::new(Other::default()));
+    let (near, _) = Peer::spawn(a, left.clone(), limits);
+    let (far, _) = Peer::spawn(b, right.clone(), limits);
+    (near, far, left, right)
+}
+
+async fn flood(peer: Peer, calls: u64, payload: usize) {
+    let answers: FuturesUnordered<_> = (0..calls)
+        .map(|n| {
+            let peer = &peer;
+            async move {
+                let params = json!({"n": n, "yields": n % 7, "pad": "x".repeat(payload)});
+                let answer = peer.call("echo", params.clone()).await.unwrap();
+                assert_eq!(answer, params, "every call gets its own answer");
+            }
+        })
+        .collect();
+    assert_eq!(answers.count().await as u64, calls);
+}
+
+#[tokio::test]
+async fn two_floods_through_a_pipe_of_64_bytes_do_not_stop_each_other() {
+    let limits = Limits {
+        queue: 2_000,
+        ..Limits::default()
+    };
+    let (near, far, ..) = pair(64, limits);
+    tokio::join!(flood(near.clone(), 2_000, 300), flood(far.clone(), 2_000, 300));
+    assert_eq!(
+        (near.waiting(), near.in_flight(), far.waiting(), far.in_flight()),
+        (0, 0, 0, 0)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_floods_of_long_lines_over_a_socket_do_not_stop_each_other() {
+    let (a, b) = tokio::net::UnixStream::pair().unwrap();
+    let limits = Limits {
+        queue: 64 * 1024,
+        ..Limits::default()
+    };
+    let (near, _) = Peer::spawn(a, Arc::new(Other::default()), limits);
+    let (far, _) = Peer::spawn(b, Arc::new(Other::default()), limits);
+    let left = tokio::spawn(flood(near, 200, 200_000));
+    let right = tokio::spawn(flood(far, 200, 200_000));
+    left.await.unwrap();
+    right.await.unwrap();
+}
+
+#[tokio::test]
+async fn notifications_keep_their_order_under_load() {
+    struct Ordered(std::sync::Mutex<u64>, tokio_util::sync::CancellationToken);
+    impl Handler for Ordered {
+        fn notification(&self, _: &str, params: Value, _: &Peer) {
+            let mut next = self.0.lock().unwrap();
+            assert_eq!(params, json!([*next]));
+            *next += 1;
+            if *next == 5_000 {
+                self.1.cancel();
+            }
+        }
+    }
+    let (a, b) = tokio::io::duplex(100);
+    let done = tokio_util::sync::CancellationToken::new();
+    let (near, _) = Peer::spawn(
+        a,
+        Arc::new(Other::default()),
+        Limits {
+            queue: 500,
+            ..Limits::default()
+        },
+    );
+    let (_far, _) = Peer::spawn(b, Arc::new(Ordered(0.into(), done.clone())), Limits::default());
+    for n in 0..5_000 {
+        near.notify("n", json!([n])).await.unwrap();
+    }
+    done.cancelled().await;
+}
+
+#[tokio::test]
+async fn ten_thousand_calls_wait_at_once_and_each_gets_its_answer() {
+    let (near, far, _, right) = pair(64 * 1024, Limits::default());
+    let calls: Vec<_> = (0..10_000)
+        .map(|n| {
+            let near = near.clone();
+            tokio::spawn(async move { near.call("hold", json!(n)).await })
+        })
+        .collect();
+    right.until(|r| r.holding.load(Ordering::SeqCst) == 10_000).await;
+    assert_eq!((near.waiting(), far.in_flight()), (10_000, 10_000));
+    assert_eq!(
+        near.call("echo", json!("meanwhile")).await,
+        Ok(json!("meanwhile"))
+    );
+    right.release.cancel();
+    for (n, call) in calls.into_iter().enumerate() {
+        assert_eq!(call.await.unwrap(), Ok(json!(n)));
+    }
+}
+
+#[tokio::test]
+async fn every_call_that_is_dropped_is_cancelled_over_there() {
+    let (near, far, _, right) = pair(
+        64,
+        Limits {
+            queue: 500,
+            ..Limits::default()
+        },
+    );
+    let calls: Vec<_> = (0..1_000)
+        .map(|n| {
+            let near = near.clone();
+            tokio::spawn(async move { near.call("hold", json!(n)).await })
+        })
+        .collect();
+    right.until(|r| r.holding.load(Ordering::SeqCst) == 1_000).await;
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    right.until(|r| r.cancelled.load(Ordering::SeqCst) == 1_000).await;
+    assert_eq!(near.waiting(), 0);
+    assert_eq!(near.call("echo", json!(1)).await, Ok(json!(1)));
+    assert_eq!(far.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn refused_past_the_limit_and_served_again_later() {
+    let (near, _far, _, right) = pair(
+        64,
+        Limits {
+            in_flight: 10,
+            ..Limits::default()
+        },
+    );
+    let calls: Vec<_> = (0..100)
+        .map(|n| {
+            let near = near.clone();
+            tokio::spawn(async move { near.call("hold", json!(n)).await })
+        })
+        .collect();
+    right.until(|r| r.holding.load(Ordering::SeqCst) == 10).await;
+    let mut outcomes: HashMap<&str, usize> = HashMap::new();
+    // Ninety are refused while ten wait; only then are those let go.
+    while near.waiting() > 10 {
+        tokio::task::yield_now().await;
+    }
+    right.release.cancel();
+    for call in calls {
+        let outcome = match call.await.unwrap() {
+            Ok(_) => "served",
+            Err(CallError::Remote(e)) if e.data == Some(json!({"code":"limit_exceeded"})) => "refused",
+            Err(other) => panic!("{other}"),
+        };
+        *outcomes.entry(outcome).or_default() += 1;
+    }
+    assert_eq!(outcomes, HashMap::from([("served", 10), ("refused", 90)]));
+    flood(near, 10, 10).await;
+}
+
+#[tokio::test]
+async fn an_abrupt_end_in_the_middle_of_a_flood_fails_every_call_once() {
+    let (near, far, ..) = pair(
+        64,
+        Limits {
+            queue: 500,
+            ..Limits::default()
+        },
+    );
+    let calls: Vec<_> = (0..500)
+        .map(|n| {
+            let near = near.clone();
+            tokio::spawn(async move { near.call("echo", json!({"n": n, "yields": 3})).await })
+        })
+        .collect();
+    near.call("echo", Value::Null).await.unwrap();
+    far.close();
+    for call in calls {
+        match call.await.unwrap() {
+            Ok(_) | Err(CallError::Closed(Closed::ByPeer)) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!(near.waiting(), 0);
+    assert_eq!(near.closed().await, Closed::ByPeer);
+}
+
+#[tokio::test]
+async fn nothing_is_left_after_thirty_thousand_calls() {
+    let (near, far, ..) = pair(64 * 1024, Limits::default());
+    for _ in 0..3 {
+        flood(near.clone(), 10_000, 0).await;
+    }
+    assert_eq!((near.waiting(), far.in_flight()), (0, 0));
+}

@@ -1,0 +1,478 @@
+//! One peer against raw lines: what it answers, byte for byte.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use oubliette_relay::{
+    CallError, CallOptions, Closed, Handler, Limits, Peer, Progress, RequestContext, RpcError,
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf},
+    sync::{Semaphore, mpsc},
+    task::JoinHandle,
+};
+
+/// Echoes; waits when told to; says what became of what waited.
+struct Desk {
+    gate: Semaphore,
+    heard: mpsc::UnboundedSender<String>,
+}
+
+#[async_trait]
+impl Handler for Desk {
+    async fn connected(&self, peer: &Peer) {
+        peer.notify_raw(&json!({"jsonrpc":"2.0","method":"hello","type":"hello","params":{}}))
+            .await
+            .unwrap();
+    }
+
+    async fn request(&self, method: &str, params: Value, context: RequestContext) -> Result<Value, RpcError> {
+        match method {
+            "echo" => Ok(params),
+            "wait" => {
+                self.heard.send(format!("waiting {}", context.id)).unwrap();
+                tokio::select! {
+                    permit = self.gate.acquire() => permit.unwrap().forget(),
+                    () = context.cancel.cancelled() => {
+                        self.heard.send(format!("cancelled {}", context.id)).unwrap();
+                        return Err((&oubliette_protocol::Error::tool_error("cancelled")).into());
+                    }
+                }
+                Ok(params)
+            }
+            "progress" => {
+                context.progress(&Progress {
+                    progress: 0.5,
+                    total: Some(1.0),
+                    message: Some("half".into()),
+                });
+                Ok(Value::Null)
+            }
+            "panic" => panic!("on purpose"),
+            "big" => Ok(Value::from("x".repeat(5_000))),
+            _ => Err(oubliette_relay::error::method_not_found(method)),
+        }
+    }
+
+    fn notification(&self, method: &str, params: Value, _: &Peer) {
+        self.heard.send(format!("{method} {params}")).unwrap();
+    }
+}
+
+struct Rig {
+    out: WriteHalf<DuplexStream>,
+    lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
+    desk: Arc<Desk>,
+    heard: mpsc::UnboundedReceiver<String>,
+    peer: Peer,
+    ended: JoinHandle<Closed>,
+}
+
+const LINE: usize = 2_000;
+
+async fn rig_with(limits: Limits) -> Rig {
+    let (near, far) = tokio::io::duplex(64 * 1024);
+    let (tx, heard) = mpsc::unbounded_channel();
+    let desk = Arc::new(Desk {
+        gate: Semaphore::new(0),
+        heard: tx,
+    });
+    let (peer, ended) = Peer::spawn(far, desk.clone(), limits);
+    let (read, out) = tokio::io::split(near);
+    let mut rig = Rig {
+        out,
+        lines: BufReader::new(read).lines(),
+        desk,
+        heard,
+        peer,
+        ended,
+    };
+    assert_eq!(rig.read().await["method"], "hello");
+    rig
+}
+
+async fn rig() -> Rig {
+    rig_with(Limits {
+        line: LINE,
+        in_flight: 3,
+        ..Limits::default()
+    })
+    .await
+}
+
+impl Rig {
+    async fn send(&mut self, line: &str) {
+        self.out.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    }
+
+    async fn read(&mut self) -> Value {
+        serde_json::from_str(
+            &self
+                .lines
+                .next_line()
+                .await
+                .unwrap()
+                .expect("the connection ended"),
+        )
+        .unwrap()
+    }
+
+    async fn ask(&mut self, line: &str) -> Value {
+        self.send(line).await;
+        self.read().await
+    }
+
+    async fn hear(&mut self) -> String {
+        self.heard.recv().await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_bad_line_is_answered_and_the_connection_lives_on() {
+    let mut rig = rig().await;
+    for (line, code) in [
+        ("{nonsense", -32700),
+        ("7", -32600),
+        ("[]", -32600),
+        ("{}", -32600),
+    ] {
+        let answer = rig.ask(line).await;
+        assert_eq!(
+            (&answer["id"], &answer["error"]["code"]),
+            (&Value::Null, &json!(code)),
+            "{line}"
+        );
+        assert_eq!(answer["error"]["data"]["code"], "invalid_argument");
+    }
+    rig.send("").await;
+    rig.send("  \r").await;
+    let answer = rig
+        .ask(r#"{"jsonrpc":"2.0","id":1,"method":"echo","params":[1]}"#)
+        .await;
+    assert_eq!(answer, json!({"jsonrpc":"2.0","id":1,"result":[1]}));
+}
+
+#[tokio::test]
+async fn ids_come_back_as_they_were() {
+    let mut rig = rig().await;
+    for id in [
+        json!(0),
+        json!(-5),
+        json!(1.5),
+        json!(u64::MAX),
+        json!(""),
+        json!("a\n\"b"),
+        json!("7"),
+    ] {
+        let answer = rig
+            .ask(&json!({"jsonrpc":"2.0","id":id,"method":"echo"}).to_string())
+            .await;
+        assert_eq!(answer, json!({"jsonrpc":"2.0","id":id,"result":null}));
+    }
+    let answer = rig.ask(r#"{"jsonrpc":"2.0","id":null,"method":"echo"}"#).await;
+    assert_eq!(answer["error"]["code"], -32600);
+    let answer = rig.ask(r#"{"jsonrpc":"2.0","id":1,"method":"nope"}"#).await;
+    assert_eq!(
+        (&answer["id"], &answer["error"]["code"]),
+        (&json!(1), &json!(-32601))
+    );
+}
+
+#[tokio::test]
+async fn answers_come_as_they_are_ready() {
+    let mut rig = rig().await;
+    rig.send(r#"{"jsonrpc":"2.0","id":"slow","method":"wait"}"#).await;
+    assert_eq!(rig.hear().await, r#"waiting "slow""#);
+    assert_eq!(
+        rig.ask(r#"{"jsonrpc":"2.0","id":"fast","method":"echo"}"#).await["id"],
+        "fast"
+    );
+    rig.desk.gate.add_permits(1);
+    assert_eq!(rig.read().await["id"], "slow");
+}
+
+#[tokio::test]
+async fn an_id_in_flight_is_refused_and_free_again_afterwards() {
+    let mut rig = rig().await;
+    let request = r#"{"jsonrpc":"2.0","id":1,"method":"wait","params":["first"]}"#;
+    rig.send(request).await;
+    rig.hear().await;
+    let refused = rig.ask(request).await;
+    assert_eq!(
+        (&refused["id"], &refused["error"]["code"]),
+        (&Value::Null, &json!(-32600))
+    );
+    rig.desk.gate.add_permits(1);
+    assert_eq!(rig.read().await["result"], json!(["first"]));
+    rig.desk.gate.add_permits(1);
+    assert_eq!(rig.ask(request).await["result"], json!(["first"]));
+}
+
+#[tokio::test]
+async fn more_requests_than_may_be_in_flight_are_refused_at_once() {
+    let mut rig = rig().await;
+    for id in 1..=3 {
+        rig.send(&json!({"jsonrpc":"2.0","id":id,"method":"wait"}).to_string())
+            .await;
+        rig.hear().await;
+    }
+    let refused = rig.ask(r#"{"jsonrpc":"2.0","id":4,"method":"echo"}"#).await;
+    assert_eq!(refused["id"], 4);
+    assert_eq!(refused["error"]["data"]["code"], "limit_exceeded");
+    rig.desk.gate.add_permits(1);
+    rig.read().await;
+    assert_eq!(
+        rig.ask(r#"{"jsonrpc":"2.0","id":5,"method":"echo"}"#).await["result"],
+        Value::Null
+    );
+}
+
+#[tokio::test]
+async fn cancel_reaches_the_request_and_no_other() {
+    let mut rig = rig().await;
+    for id in [json!(1), json!("1")] {
+        rig.send(&json!({"jsonrpc":"2.0","id":id,"method":"wait"}).to_string())
+            .await;
+        rig.hear().await;
+    }
+    rig.send(r#"{"jsonrpc":"2.0","method":"cancel","params":{"id":99}}"#)
+        .await;
+    rig.send(r#"{"jsonrpc":"2.0","method":"cancel","params":7}"#)
+        .await;
+    rig.send(r#"{"jsonrpc":"2.0","method":"cancel","params":{"id":"1"}}"#)
+        .await;
+    assert_eq!(rig.hear().await, r#"cancelled "1""#);
+    assert_eq!(rig.read().await["id"], "1");
+    assert_eq!(rig.peer.in_flight(), 1);
+}
+
+#[tokio::test]
+async fn the_end_of_the_stream_cancels_what_is_in_flight() {
+    let mut rig = rig().await;
+    rig.send(r#"{"jsonrpc":"2.0","id":1,"method":"wait"}"#).await;
+    rig.hear().await;
+    drop((rig.out, rig.lines));
+    assert_eq!(rig.heard.recv().await.unwrap(), "cancelled 1");
+    assert_eq!(rig.ended.await.unwrap(), Closed::ByPeer);
+    assert_eq!((rig.peer.in_flight(), rig.peer.waiting()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_line_too_long_ends_the_connection_and_one_that_fits_does_not() {
+    let mut rig = rig().await;
+    let frame =
+        |n: usize| json!({"jsonrpc":"2.0","id":1,"method":"echo","params":["x".repeat(n)]}).to_string();
+    let bare = frame(0).len();
+    assert_eq!(rig.ask(&frame(LINE - bare)).await["id"], 1);
+    rig.send(&frame(LINE - bare + 1)).await;
+    assert_eq!(rig.lines.next_line().await.unwrap(), None);
+    assert_eq!(rig.ended.await.unwrap(), Closed::LineTooLong(LINE));
+}
+
+#[tokio::test]
+async fn an_answer_too_long_becomes_an_error() {
+    let mut rig = rig().await;
+    let answer = rig.ask(r#"{"jsonrpc":"2.0","id":1,"method":"big"}"#).await;
+    assert_eq!(answer["error"]["data"]["code"], "limit_exceeded");
+}
+
+#[tokio::test]
+async fn a_panicking_handler_is_an_error_not_silence() {
+    let mut rig = rig().await;
+    let answer = rig.ask(r#"{"jsonrpc":"2.0","id":1,"method":"panic"}"#).await;
+    assert_eq!(answer["error"]["data"]["code"], "internal");
+    assert_eq!(
+        rig.ask(r#"{"jsonrpc":"2.0","id":1,"method":"echo"}"#).await["id"],
+        1
+    );
+}
+
+#[tokio::test]
+async fn notifications_and_progress_go_both_ways() {
+    let mut rig = rig().await;
+    rig.send(r#"{"jsonrpc":"2.0","method":"note","params":{"a":1}}"#)
+        .await;
+    assert_eq!(rig.hear().await, r#"note {"a":1}"#);
+    rig.send(r#"{"jsonrpc":"2.0","method":"progress","params":{"id":5,"progress":1}}"#)
+        .await;
+    assert_eq!(rig.hear().await, r#"progress {"id":5,"progress":1}"#);
+    let report = rig.ask(r#"{"jsonrpc":"2.0","id":"p","method":"progress"}"#).await;
+    let params = json!({"id":"p","progress":0.5,"total":1.0,"message":"half"});
+    assert_eq!(
+        report,
+        json!({"jsonrpc":"2.0","method":"progress","params":params})
+    );
+    assert_eq!(rig.read().await["id"], "p");
+}
+
+#[tokio::test]
+async fn a_flood_of_bad_lines_that_reads_no_answer_is_hung_up_on() {
+    let mut rig = rig_with(Limits {
+        refusals: 100_000,
+        ..Limits::default()
+    })
+    .await;
+    let (mut out, ended) = (rig.out, &mut rig.ended);
+    let flood = async { while out.write_all(b"x\n").await.is_ok() {} };
+    tokio::select! {
+        closed = ended => assert_eq!(closed.unwrap(), Closed::NotReading),
+        () = flood => assert_eq!(rig.peer.closed().await, Closed::NotReading),
+    }
+}
+
+#[tokio::test]
+async fn giving_up_tells_the_other_side_once() {
+    let mut rig = rig().await;
+    let peer = rig.peer.clone();
+    let call = tokio::spawn(async move { peer.call("ask", json!({"q":1})).await });
+    let asked = rig.read().await;
+    assert_eq!(
+        (&asked["method"], &asked["params"]),
+        (&json!("ask"), &json!({"q":1}))
+    );
+    call.abort();
+    let cancel = rig.read().await;
+    assert_eq!(
+        cancel,
+        json!({"jsonrpc":"2.0","method":"cancel","params":{"id":asked["id"]}})
+    );
+    assert_eq!(rig.peer.waiting(), 0);
+    // A late answer is dropped, and later calls are not disturbed.
+    rig.send(&json!({"jsonrpc":"2.0","id":asked["id"],"result":"late"}).to_string())
+        .await;
+    let peer = rig.peer.clone();
+    let call = tokio::spawn(async move { peer.call("again", Value::Null).await });
+    let asked = rig.read().await;
+    assert_eq!(asked["method"], "again");
+    rig.send(&json!({"jsonrpc":"2.0","id":asked["id"],"result":"in time"}).to_string())
+        .await;
+    assert_eq!(call.await.unwrap(), Ok(json!("in time")));
+}
+
+#[tokio::test]
+async fn timeout_and_cancel_are_errors_of_their_own_and_reach_the_other_side() {
+    let mut rig = rig().await;
+    let expires = CallOptions::default().timeout(std::time::Duration::from_millis(5));
+    assert_eq!(
+        rig.peer.call_with("a", Value::Null, expires).await,
+        Err(CallError::Timeout)
+    );
+    let token = tokio_util::sync::CancellationToken::new();
+    token.cancel();
+    let cancelled = CallOptions::default().cancel(token);
+    assert_eq!(
+        rig.peer.call_with("b", Value::Null, cancelled).await,
+        Err(CallError::Cancelled)
+    );
+    let methods = [
+        rig.read().await,
+        rig.read().await,
+        rig.read().await,
+        rig.read().await,
+    ];
+    assert_eq!(
+        methods.map(|m| m["method"].clone()),
+        ["a", "cancel", "b", "cancel"].map(Value::from)
+    );
+}
+
+#[tokio::test]
+async fn answers_keep_result_error_and_progress_apart() {
+    let mut rig = rig().await;
+    let (tx, mut reports) = mpsc::unbounded_channel();
+    let peer = rig.peer.clone();
+    let call = tokio::spawn(async move {
+        let options = CallOptions::default().on_progress(move |p| tx.send(p).unwrap());
+        peer.call_with("ask", Value::Null, options).await
+    });
+    let id = rig.read().await["id"].clone();
+    rig.send(
+        &json!({"jsonrpc":"2.0","method":"progress","params":{"id":id,"progress":3,"message":"m"}})
+            .to_string(),
+    )
+    .await;
+    let report = reports.recv().await.unwrap();
+    assert_eq!(
+        report,
+        Progress {
+            progress: 3.0,
+            total: None,
+            message: Some("m".into())
+        }
+    );
+    let error = json!({"code":-32003,"message":"no","data":{"code":"not_allowed"}});
+    rig.send(&json!({"jsonrpc":"2.0","id":id,"error":error}).to_string())
+        .await;
+    let failed = call.await.unwrap().unwrap_err();
+    let shared: oubliette_protocol::Error = failed.into();
+    assert_eq!(
+        (shared.code.as_str(), shared.message.as_str()),
+        ("not_allowed", "no")
+    );
+}
+
+#[tokio::test]
+async fn a_malformed_answer_fails_its_call() {
+    let mut rig = rig().await;
+    let peer = rig.peer.clone();
+    let call = tokio::spawn(async move { peer.call("ask", Value::Null).await });
+    let id = rig.read().await["id"].clone();
+    rig.send(&json!({"jsonrpc":"2.0","id":id,"error":"what"}).to_string())
+        .await;
+    assert!(matches!(call.await.unwrap(), Err(CallError::BadAnswer(_))));
+}
+
+#[tokio::test]
+async fn calls_fail_at_once_when_the_connection_ends() {
+    let mut rig = rig().await;
+    let calls: Vec<_> = (0..50)
+        .map(|_| {
+            let peer = rig.peer.clone();
+            tokio::spawn(async move { peer.call("ask", Value::Null).await })
+        })
+        .collect();
+    for _ in 0..50 {
+        rig.read().await;
+    }
+    drop((rig.out, rig.lines));
+    for call in calls {
+        assert_eq!(call.await.unwrap(), Err(CallError::Closed(Closed::ByPeer)));
+    }
+    assert_eq!(
+        rig.peer.call("ask", Value::Null).await,
+        Err(CallError::Closed(Closed::ByPeer))
+    );
+    assert!(rig.peer.notify("x", Value::Null).await.is_err());
+}
+
+#[tokio::test]
+async fn closing_writes_what_is_queued() {
+    let mut rig = rig().await;
+    rig.peer.notify("last", json!({"word":true})).await.unwrap();
+    rig.peer.close();
+    assert_eq!(rig.read().await["method"], "last");
+    assert_eq!(rig.lines.next_line().await.unwrap(), None);
+    assert_eq!(rig.ended.await.unwrap(), Closed::ByUs);
+}
+
+#[tokio::test]
+async fn calls_past_the_limit_and_lines_past_the_limit_are_not_sent() {
+    let rig = rig_with(Limits {
+        waiting: 0,
+        ..Limits::default()
+    })
+    .await;
+    assert_eq!(rig.peer.call("x", Value::Null).await, Err(CallError::TooMany(0)));
+    let rig = rig_with(Limits {
+        line: 100,
+        ..Limits::default()
+    })
+    .await;
+    assert_eq!(
+        rig.peer.call("x", json!(["x".repeat(100)])).await,
+        Err(CallError::TooLong(100))
+    );
+    assert_eq!(rig.peer.waiting(), 0);
+}
