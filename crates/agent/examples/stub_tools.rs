@@ -1,0 +1,136 @@
+//! A small MCP server on stdio for the agent's tests. Its arguments: a file it notes events in.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler, ServiceExt,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ListToolsResult,
+        PaginatedRequestParams, ServerCapabilities, ServerInfo, Tool,
+    },
+    service::RequestContext,
+};
+use serde_json::{Value, json};
+use tokio::sync::Barrier;
+
+struct Stub {
+    notes: std::path::PathBuf,
+    pair: Arc<Barrier>,
+    grown: AtomicBool,
+}
+
+impl Stub {
+    fn note(&self, line: &str) {
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.notes)
+            .unwrap();
+        writeln!(file, "{line}").unwrap();
+    }
+}
+
+fn tool(name: &'static str) -> Tool {
+    let schema = json!({ "type": "object", "properties": { "text": { "type": "string" } } });
+    Tool::new(name, "a tool for tests", schema.as_object().unwrap().clone())
+}
+
+fn text(text: impl Into<String>) -> Vec<ContentBlock> {
+    vec![ContentBlock::text(text.into())]
+}
+
+impl ServerHandler for Stub {
+    fn get_info(&self) -> ServerInfo {
+        let capabilities = ServerCapabilities::builder()
+            .enable_tools()
+            .enable_tool_list_changed()
+            .build();
+        ServerInfo::new(capabilities)
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let mut tools = vec![
+            tool("echo"),
+            tool("fail"),
+            tool("meet"),
+            tool("wait"),
+            tool("grow"),
+            tool("odd.name/x"),
+        ];
+        if self.grown.load(Ordering::SeqCst) {
+            tools.push(tool("grown"));
+        }
+        Ok(ListToolsResult::with_all_items(tools))
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let arguments = Value::Object(request.arguments.unwrap_or_default());
+        self.note(&format!("call {} {arguments}", request.name));
+        let result = match request.name.as_ref() {
+            "echo" | "odd.name/x" | "grown" => {
+                let mut result =
+                    CallToolResult::success(text(arguments["text"].as_str().unwrap_or("nothing")));
+                result.structured_content = Some(json!({ "echoed": arguments }));
+                result
+            }
+            "fail" => CallToolResult::error(text("it did not work")),
+            // Answers only once two calls are inside at the same time.
+            "meet" => {
+                self.pair.wait().await;
+                CallToolResult::success(text("met"))
+            }
+            "wait" => {
+                context.ct.cancelled().await;
+                self.note("cancelled wait");
+                CallToolResult::success(text("too late"))
+            }
+            "grow" => {
+                self.grown.store(true, Ordering::SeqCst);
+                context.peer.notify_tool_list_changed().await.unwrap();
+                CallToolResult::success(text("one tool more"))
+            }
+            "environment" => {
+                let names = std::env::vars()
+                    .map(|(name, _)| name)
+                    .collect::<Vec<_>>()
+                    .join(" ");
+                CallToolResult::success(text(names))
+            }
+            "die" => std::process::exit(3),
+            "hidden" => CallToolResult::success(text("not listed, still called")),
+            other => return Err(ErrorData::invalid_params(format!("unknown tool {other}"), None)),
+        };
+        Ok(result.into())
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let notes = std::env::args()
+        .nth(1)
+        .expect("the file to note events in")
+        .into();
+    let stub = Stub {
+        notes,
+        pair: Arc::new(Barrier::new(2)),
+        grown: AtomicBool::new(false),
+    };
+    let service = stub.serve(rmcp::transport::stdio()).await.expect("a client");
+    service.waiting().await.expect("an end");
+}

@@ -1,0 +1,285 @@
+//! The built-in agent with a script for a model, over real stdio and with a real MCP server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[allow(unreachable_pub, reason = "shared by tests")]
+mod support;
+
+use serde_json::{Value, json};
+use support::{Agent, Kept, noted, script, server};
+
+fn call(tool: &str, arguments: Value) -> Value {
+    json!({ "call": { "tool": tool, "arguments": arguments } })
+}
+
+#[tokio::test]
+async fn it_introduces_itself() {
+    let mut agent = Agent::start(&script(json!([[]])), Kept::default());
+    let answer = agent.initialize().await;
+    assert_eq!(answer["result"]["protocolVersion"], 1);
+    assert_eq!(answer["result"]["agentCapabilities"]["loadSession"], true);
+    assert_eq!(answer["result"]["agentInfo"]["name"], "oubliette-agent");
+    assert!(agent.close().await.success(), "it ends well when stdin closes");
+}
+
+#[tokio::test]
+async fn a_turn_says_calls_and_shows_results() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = dir.path().join("notes");
+    let steps = json!([[
+        { "say": "first " }, call("echo", json!({ "text": "héllo" })), call("fail", json!({})),
+        call("hidden", json!({})), call("nobody", json!({})), { "sleep_ms": 1 }, { "say": "last" }
+    ]]);
+    let mut agent = Agent::start(&script(steps), Kept::default());
+    let session = agent.open(json!([server(&notes)])).await;
+    let answer = agent.prompt(&session, "go").await;
+
+    assert_eq!(answer["result"]["stopReason"], "end_turn");
+    assert_eq!(agent.said(), "first last");
+    let calls = agent.of_kind("tool_call");
+    assert_eq!(
+        calls
+            .iter()
+            .map(|c| c["title"].as_str().unwrap())
+            .collect::<Vec<_>>(),
+        ["echo", "fail", "hidden", "nobody"]
+    );
+    assert_eq!(calls[0]["rawInput"], json!({ "text": "héllo" }));
+    let results = agent.of_kind("tool_call_update");
+    assert_eq!(results[0]["toolCallId"], calls[0]["toolCallId"]);
+    assert_eq!(results[0]["status"], "completed");
+    assert_eq!(
+        results[0]["rawOutput"]["structuredContent"],
+        json!({ "echoed": { "text": "héllo" } })
+    );
+    assert_eq!(results[0]["rawOutput"]["isError"], false);
+    assert_eq!(
+        results[0]["content"][0]["content"],
+        json!({ "type": "text", "text": "héllo" })
+    );
+    assert_eq!(results[1]["status"], "failed");
+    assert_eq!(results[1]["rawOutput"]["content"][0]["text"], "it did not work");
+    assert_eq!(
+        results[2]["rawOutput"]["content"][0]["text"],
+        "not listed, still called"
+    );
+    assert_eq!(results[3]["status"], "failed");
+    assert!(
+        results[3]["rawOutput"]["content"][0]["text"]
+            .as_str()
+            .unwrap()
+            .contains("unknown tool nobody")
+    );
+}
+
+#[tokio::test]
+async fn parallel_calls_are_open_at_the_same_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps =
+        json!([[{ "parallel": [{ "tool": "meet", "arguments": {} }, { "tool": "meet", "arguments": {} }] }]]);
+    let mut agent = Agent::start(&script(steps), Kept::default());
+    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let answer = agent.prompt(&session, "go").await;
+    assert_eq!(answer["result"]["stopReason"], "end_turn");
+    let results = agent.of_kind("tool_call_update");
+    assert_eq!(results.len(), 2);
+    assert!(results.iter().all(|r| r["status"] == "completed"));
+    assert_ne!(results[0]["toolCallId"], results[1]["toolCallId"]);
+}
+
+#[tokio::test]
+async fn cancel_reaches_the_tool_and_ends_the_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = dir.path().join("notes");
+    let steps = json!([[call("wait", json!({})), { "say": "never" }], [{ "say": "next" }]]);
+    let mut agent = Agent::start(&script(steps), Kept::default());
+    let session = agent.open(json!([server(&notes)])).await;
+    let prompt = agent.start_prompt(&session, "go").await;
+    agent.until_update("tool_call").await;
+    noted(&notes, "call wait").await;
+    let busy = agent.start_prompt(&session, "me too").await;
+    let busy = agent.answer(busy).await;
+    assert!(
+        busy["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("a turn is running"),
+        "{busy}"
+    );
+    agent
+        .notify("session/cancel", json!({ "sessionId": session }))
+        .await;
+    let answer = agent.answer(prompt).await;
+
+    assert_eq!(answer["result"]["stopReason"], "cancelled");
+    assert_eq!(agent.of_kind("tool_call_update")[0]["status"], "failed");
+    assert_eq!(agent.said(), "");
+    noted(&notes, "cancelled wait").await;
+    assert_eq!(
+        agent.prompt(&session, "again").await["result"]["stopReason"],
+        "end_turn"
+    );
+    assert_eq!(agent.said(), "next", "a cancelled turn was a turn");
+}
+
+#[tokio::test]
+async fn a_cancel_right_behind_the_prompt_is_not_lost() {
+    let mut agent = Agent::start(&script(json!([[{ "sleep_ms": 3_600_000 }]])), Kept::default());
+    let session = agent.open(json!([])).await;
+    let prompt = agent.start_prompt(&session, "go").await;
+    agent
+        .notify("session/cancel", json!({ "sessionId": session }))
+        .await;
+    assert_eq!(agent.answer(prompt).await["result"]["stopReason"], "cancelled");
+    let second = agent.start_prompt(&session, "go").await;
+    agent
+        .notify("$/cancel_request", json!({ "requestId": second }))
+        .await;
+    assert_eq!(agent.answer(second).await["result"]["stopReason"], "cancelled");
+}
+
+#[tokio::test]
+async fn which_turn_it_is_survives_a_killed_process() {
+    let kept = Kept::default();
+    let turns =
+        json!([[{ "say": "one" }], [{ "say": "two" }, { "sleep_ms": 3_600_000 }], [{ "say": "three" }]]);
+    let mut first = Agent::start(&script(turns.clone()), kept.clone());
+    let session = first.open(json!([])).await;
+    first.prompt(&session, "a").await;
+    assert_eq!(first.said(), "one");
+    first.updates.clear();
+    first.start_prompt(&session, "b").await;
+    first.until_update("agent_message_chunk").await;
+    first.child.kill().await.unwrap();
+
+    let mut second = Agent::start(&script(turns), kept.clone());
+    second.load(&session, json!([])).await;
+    assert!(
+        second.updates.is_empty(),
+        "the host has the log; nothing is replayed into it"
+    );
+    second.prompt(&session, "c").await;
+    assert_eq!(second.said(), "three");
+    second.prompt(&session, "d").await;
+    assert_eq!(second.said(), "three", "the last turn repeats");
+    assert_eq!(kept.entries().len(), 4);
+    assert_eq!(kept.entries()[1], json!({ "kind": "user", "text": "b" }));
+}
+
+#[tokio::test]
+async fn a_new_process_remembers_also_without_load() {
+    let kept = Kept::default();
+    kept.0
+        .lock()
+        .unwrap()
+        .push(json!({ "kind": "user", "text": "before" }));
+    let mut agent = Agent::start(&script(json!([[{ "say": "one" }], [{ "say": "two" }]])), kept);
+    let session = agent.open(json!([])).await;
+    agent.prompt(&session, "go").await;
+    assert_eq!(agent.said(), "two");
+}
+
+#[tokio::test]
+async fn a_host_without_memory_is_good_enough() {
+    let mut agent = Agent::start(
+        &script(json!([[{ "say": "one" }], [{ "say": "two" }]])),
+        Kept::default(),
+    );
+    agent.remembers = false;
+    let session = agent.open(json!([])).await;
+    agent.prompt(&session, "go").await;
+    agent.prompt(&session, "go").await;
+    assert_eq!(agent.said(), "two");
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_where_the_host_sees_it() {
+    let broken = json!({ "prompt": "", "model": "script:x.json", "script": "{\"turns\":[[{\"shout\":1}]]}" });
+    for (config, servers, expected) in [
+        (broken, json!([]), "shout"),
+        (
+            json!({ "prompt": "", "model": "nonsense" }),
+            json!([]),
+            "<provider>/<model>",
+        ),
+        (
+            script(json!([[]])),
+            json!([{ "name": "no", "command": "/does/not/exist", "args": [], "env": [] }]),
+            "/does/not/exist",
+        ),
+        (
+            script(json!([[]])),
+            json!([{ "name": "no", "command": "/bin/false", "args": [], "env": [] }]),
+            "did not start",
+        ),
+    ] {
+        let mut agent = Agent::start(&config, Kept::default());
+        agent.initialize().await;
+        let answer = agent
+            .request("session/new", json!({ "cwd": "/", "mcpServers": servers }))
+            .await;
+        let message = answer["error"]["message"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{answer}"));
+        assert!(message.contains(expected), "{message}");
+    }
+    let mut agent = Agent::start(&json!({ "prompt": "x" }), Kept::default());
+    let session = agent.open(json!([])).await;
+    let answer = agent.prompt(&session, "go").await;
+    assert!(
+        answer["error"]["message"].as_str().unwrap().contains("no model"),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
+async fn rubbish_does_not_kill_it() {
+    let mut agent = Agent::start(&script(json!([[{ "say": "still here" }]])), Kept::default());
+    agent.send_line("this is no JSON").await;
+    agent
+        .send_line("{\"jsonrpc\":\"2.0\",\"id\":899,\"method\":\"session/new\"}")
+        .await;
+    assert!(agent.answer(899).await.get("error").is_some());
+    let session = agent.open(json!([])).await;
+    agent
+        .send_line("{\"jsonrpc\":\"2.0\",\"id\":900,\"method\":\"no/such\",\"params\":{}}")
+        .await;
+    agent
+        .send_line("{\"jsonrpc\":\"2.0\",\"id\":901,\"method\":\"session/prompt\",\"params\":{\"prompt\":7}}")
+        .await;
+    agent.send_line("[]").await;
+    assert!(agent.answer(900).await["error"]["code"] == -32601);
+    assert!(agent.answer(901).await.get("error").is_some());
+    let unknown = agent.prompt("somebody else's", "go").await;
+    assert!(
+        unknown["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("no session"),
+        "{unknown}"
+    );
+    agent.prompt(&session, "go").await;
+    assert_eq!(agent.said(), "still here");
+}
+
+#[tokio::test]
+async fn a_dead_tool_server_fails_calls_not_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps = json!([[call("environment", json!({})), call("die", json!({})), call("echo", json!({})), { "say": "on" }]]);
+    let mut agent = Agent::start(&script(steps), Kept::default());
+    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let answer = agent.prompt(&session, "go").await;
+    assert_eq!(answer["result"]["stopReason"], "end_turn");
+    assert_eq!(agent.said(), "on");
+    let results = agent.of_kind("tool_call_update");
+    let names = results[0]["rawOutput"]["content"][0]["text"].as_str().unwrap();
+    assert!(
+        names.contains("GIVEN") && !names.contains("OUBLIETTE_AGENT_CONFIG"),
+        "{names}"
+    );
+    assert_eq!(
+        results[1]["rawOutput"]["structuredContent"]["error"]["code"],
+        "unavailable"
+    );
+    assert_eq!(results[2]["status"], "failed");
+}
