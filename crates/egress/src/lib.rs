@@ -7,13 +7,31 @@
 //!
 //! This crate is not a place for policy about who may have a socket: whoever mounts it decides. It
 //! writes no log of its own and keeps no key longer than a request needs it.
+//!
+//! In the order data flows:
+//!
+//! - [`provider`]: a configured model provider, how its key is shown to it.
+//! - [`paths`]: which requests are model calls, and where they go.
+//! - [`headers`]: what of a request's headers may pass.
+//! - [`gateway`]: the model gateway.
+//! - [`address`]: which addresses are nobody's business from inside a sandbox.
+//! - [`allow`]: `[egress] allow`, the exceptions.
+//! - [`proxy`]: the HTTP proxy.
+//! - [`limits`]: every bound, with its default; [`answer`]: the errors both give.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod address;
+pub mod allow;
+pub mod answer;
+mod connections;
 pub mod gateway;
+mod headers;
 pub mod limits;
+pub mod paths;
 pub mod provider;
 pub mod proxy;
+mod upstream;
 
 pub use gateway::{ModelGateway, ModelSink};
 pub use limits::{GatewayLimits, ProxyLimits};

@@ -1,0 +1,1 @@
+//! Which addresses are nobody's business from inside a sandbox.

@@ -1,0 +1,1 @@
+//! `[egress] allow`, the exceptions.

@@ -1,0 +1,40 @@
+//! The accept loop both ways out share.
+
+use std::{future::Future, time::Duration};
+
+use tokio::{
+    net::{UnixListener, UnixStream},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+/// Serves connections until `cancel`, at most `most` at once: the next one waits in the listener's
+/// queue. When it returns, nothing of it runs any more.
+pub(crate) async fn serve<F>(
+    listener: UnixListener,
+    most: usize,
+    cancel: CancellationToken,
+    mut handle: impl FnMut(UnixStream) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut open = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => break,
+            Some(_ended) = open.join_next() => {}
+            accepted = listener.accept(), if open.len() < most.max(1) => match accepted {
+                Ok((stream, _)) => {
+                    open.spawn(handle(stream));
+                }
+                Err(error) => {
+                    // Out of descriptors, most likely: trying again at once would only spin.
+                    tracing::warn!(%error, "a connection from a sandbox could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            },
+        }
+    }
+    open.shutdown().await;
+}

@@ -1,0 +1,112 @@
+//! What of a message's headers may pass.
+
+use http::{HeaderMap, HeaderName, header};
+
+/// Belong to one hop, not to the message (RFC 9110, 7.6.1).
+const HOP: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Credentials of a client that should have none, and what says where it is.
+const PRIVATE: [&str; 9] = [
+    "authorization",
+    "x-api-key",
+    "x-goog-api-key",
+    "api-key",
+    "cookie",
+    "cookie2",
+    "forwarded",
+    "via",
+    "x-real-ip",
+];
+
+/// A client's headers as a provider may see them.
+pub(crate) fn to_provider(headers: &HeaderMap) -> HeaderMap {
+    let mut passed = without_hops(headers);
+    let doomed: Vec<HeaderName> = passed
+        .keys()
+        .filter(|name| {
+            let name = name.as_str();
+            PRIVATE.contains(&name) || name.starts_with("proxy-") || name.starts_with("x-forwarded-")
+        })
+        .cloned()
+        .collect();
+    for name in doomed {
+        passed.remove(name);
+    }
+    // The body's length is set from the body itself; `expect` was answered on this hop.
+    for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
+        passed.remove(name);
+    }
+    passed
+}
+
+/// A provider's headers as a client may see them.
+pub(crate) fn from_provider(headers: &HeaderMap) -> HeaderMap {
+    let mut passed = without_hops(headers);
+    passed.remove(header::SET_COOKIE);
+    passed.remove(header::LOCATION);
+    passed
+}
+
+/// Everything but what belongs to one hop, be it known for that or named in `connection`.
+pub(crate) fn without_hops(headers: &HeaderMap) -> HeaderMap {
+    let named: Vec<String> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+        .collect();
+    let mut passed = HeaderMap::with_capacity(headers.len());
+    for (name, value) in headers {
+        if !HOP.contains(&name.as_str()) && !named.iter().any(|n| n == name.as_str()) {
+            passed.append(name.clone(), value.clone());
+        }
+    }
+    passed
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn credentials_and_hops_are_dropped() {
+        let mut headers = HeaderMap::new();
+        let given = [
+            ("authorization", "Bearer mine"),
+            ("x-api-key", "mine"),
+            ("x-goog-api-key", "mine"),
+            ("api-key", "mine"),
+            ("cookie", "a=b"),
+            ("proxy-authorization", "Basic x"),
+            ("proxy-anything", "x"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("connection", "keep-alive, X-Secret-Hop"),
+            ("x-secret-hop", "x"),
+            ("transfer-encoding", "chunked"),
+            ("host", "127.0.0.1"),
+            ("content-length", "5"),
+            ("anthropic-version", "2023-06-01"),
+            ("anthropic-beta", "a"),
+            ("content-type", "application/json"),
+        ];
+        for (name, value) in given {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        let mut passed: Vec<_> = to_provider(&headers).keys().map(|k| k.to_string()).collect();
+        passed.sort();
+        assert_eq!(passed, ["anthropic-beta", "anthropic-version", "content-type"]);
+    }
+}

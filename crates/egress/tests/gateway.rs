@@ -1,0 +1,453 @@
+//! The model gateway over real sockets, with a provider on loopback.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use futures::{StreamExt, stream};
+use oubliette_egress::{GatewayLimits, ModelGateway, ModelSink, Provider};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, UnixListener, UnixStream},
+    sync::{Notify, mpsc},
+};
+use tokio_util::sync::CancellationToken;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// What the provider saw.
+#[derive(Debug, Clone)]
+struct Seen {
+    method: String,
+    uri: String,
+    headers: http::HeaderMap,
+    body: usize,
+}
+
+#[derive(Clone)]
+struct Upstream {
+    seen: mpsc::UnboundedSender<Seen>,
+    go: Arc<Notify>,
+}
+
+async fn provider(State(upstream): State<Upstream>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = body
+        .into_data_stream()
+        .fold(0, |sum, chunk| async move { sum + chunk.map_or(0, |c| c.len()) })
+        .await;
+    let uri = parts.uri.to_string();
+    let seen = Seen {
+        method: parts.method.to_string(),
+        uri: uri.clone(),
+        headers: parts.headers,
+        body,
+    };
+    upstream.seen.send(seen).unwrap();
+    if uri.contains("stream") {
+        // The second event only comes once the test has read the first.
+        let go = upstream.go.clone();
+        let events =
+            stream::once(async { Ok::<_, Infallible>("data: one\n\n") }).chain(stream::once(async move {
+                go.notified().await;
+                Ok("data: two\n\n")
+            }));
+        return ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response();
+    }
+    if uri.contains("wait") {
+        upstream.go.notified().await;
+    }
+    if uri.contains("redirect") {
+        return (http::StatusCode::FOUND, [("location", "http://169.254.169.254/")]).into_response();
+    }
+    if uri.contains("large") {
+        let megabytes = stream::iter((0..4).map(|_| Ok::<_, Infallible>(vec![b'x'; 1 << 20])));
+        return Body::from_stream(megabytes).into_response();
+    }
+    ([("set-cookie", "a=b"), ("x-request-id", "r1")], "{\"ok\":true}").into_response()
+}
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<(String, String, u16)>>, Notify);
+
+impl ModelSink for Heard {
+    fn model_request(&self, provider: &str, path: &str, status: u16, _duration: Duration) {
+        self.0
+            .lock()
+            .unwrap()
+            .push((provider.to_owned(), path.to_owned(), status));
+        self.1.notify_one();
+    }
+}
+
+struct World {
+    _dir: tempfile::TempDir,
+    socket: std::path::PathBuf,
+    seen: mpsc::UnboundedReceiver<Seen>,
+    go: Arc<Notify>,
+    heard: Arc<Heard>,
+    cancel: CancellationToken,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+async fn world(limits: GatewayLimits) -> World {
+    let (sender, seen) = mpsc::unbounded_channel();
+    let go = Arc::new(Notify::new());
+    let app = Router::new().fallback(provider).with_state(Upstream {
+        seen: sender,
+        go: go.clone(),
+    });
+    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("http://{}", tcp.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(tcp, app).await.unwrap() });
+
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let mut extra = Provider::new("vllm", format!("{base}/v1"));
+    extra.allow_paths = vec!["stream".into(), "wait".into(), "redirect".into(), "large".into()];
+    let providers = vec![
+        Provider::new("anthropic", base.clone()).with_key("sk-ant-secret".to_owned().into()),
+        Provider::new("openai", format!("{base}/v1")).with_key("sk-openai-secret".to_owned().into()),
+        Provider::new("notls", base.replace("http:", "https:")).with_key("sk-tls-secret".to_owned().into()),
+        Provider::new("gemini", base).with_key("goog-secret".to_owned().into()),
+        Provider::new("down", format!("http://{closed}")).with_key("sk-down-secret".to_owned().into()),
+        extra,
+    ];
+    let gateway = ModelGateway::new(providers, limits).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("model.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (heard, cancel) = (Arc::new(Heard::default()), CancellationToken::new());
+    let serving = tokio::spawn(gateway.serve(listener, heard.clone(), cancel.clone()));
+    World {
+        _dir: dir,
+        socket,
+        seen,
+        go,
+        heard,
+        cancel,
+        serving,
+    }
+}
+
+impl World {
+    async fn connect(&self, head: &str, body: &[u8]) -> UnixStream {
+        let mut stream = UnixStream::connect(&self.socket).await.unwrap();
+        let length = if body.is_empty() {
+            String::new()
+        } else {
+            format!("content-length: {}\r\n", body.len())
+        };
+        let head = format!("{head}\r\nhost: 127.0.0.1:19999\r\nconnection: close\r\n{length}\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // A gateway that refuses early may close before it has read all of this.
+        let _refused = stream.write_all(body).await;
+        stream
+    }
+
+    async fn ask(&self, head: &str, body: &[u8]) -> (u16, String) {
+        let mut stream = self.connect(head, body).await;
+        let mut answer = Vec::new();
+        let _broken_off = tokio::time::timeout(SOON, stream.read_to_end(&mut answer))
+            .await
+            .expect("silence");
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let status = answer.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(0);
+        (status, answer)
+    }
+
+    async fn provider_saw(&mut self) -> Seen {
+        tokio::time::timeout(SOON, self.seen.recv())
+            .await
+            .expect("nothing was passed on")
+            .unwrap()
+    }
+
+    async fn heard(&self, count: usize) -> Vec<(String, String, u16)> {
+        let wait = async {
+            while self.heard.0.lock().unwrap().len() < count {
+                self.heard.1.notified().await;
+            }
+        };
+        tokio::time::timeout(SOON, wait).await.expect("not reported");
+        self.heard.0.lock().unwrap().clone()
+    }
+}
+
+async fn read_until(stream: &mut UnixStream, text: &str) -> String {
+    let mut got = String::new();
+    let mut buffer = [0; 4096];
+    while !got.contains(text) {
+        let count = tokio::time::timeout(SOON, stream.read(&mut buffer))
+            .await
+            .expect("silence")
+            .unwrap();
+        assert!(count > 0, "ended with {got:?}");
+        got.push_str(&String::from_utf8_lossy(&buffer[..count]));
+    }
+    got
+}
+
+#[tokio::test]
+async fn each_provider_sees_its_key_and_never_the_clients() {
+    let mut world = world(GatewayLimits::default()).await;
+    let mine = "authorization: Bearer mine\r\nx-api-key: mine\r\nx-goog-api-key: mine\r\ncookie: mine=1\r\n\
+                content-type: application/json\r\nproxy-authorization: mine";
+    for (path, uri, header, value) in [
+        (
+            "/anthropic/v1/messages?beta=true&key=mine",
+            "/v1/messages?beta=true",
+            "x-api-key",
+            "sk-ant-secret",
+        ),
+        (
+            "/openai/v1/chat/completions",
+            "/v1/chat/completions",
+            "authorization",
+            "Bearer sk-openai-secret",
+        ),
+        (
+            "/gemini/v1beta/models/g:streamGenerateContent?alt=sse&key=mine",
+            "/v1beta/models/g:streamGenerateContent?alt=sse",
+            "x-goog-api-key",
+            "goog-secret",
+        ),
+    ] {
+        let ask = format!("POST {path} HTTP/1.1\r\n{mine}");
+        let mut stream = world.connect(&ask, b"{}").await;
+        let seen = world.provider_saw().await;
+        assert_eq!(
+            (seen.method.as_str(), seen.uri.as_str(), seen.body),
+            ("POST", uri, 2)
+        );
+        assert_eq!(seen.headers[header], value);
+        assert!(
+            !format!("{:?}", seen.headers).contains("mine"),
+            "{:?}",
+            seen.headers
+        );
+        assert_eq!(seen.headers["content-type"], "application/json");
+        assert_eq!(seen.headers["content-length"], "2");
+        assert_ne!(seen.headers["host"], "127.0.0.1:19999");
+        assert_eq!(
+            seen.headers.contains_key("anthropic-version"),
+            header == "x-api-key"
+        );
+        world.go.notify_one();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(
+            !answer.contains("set-cookie") && !answer.contains("secret"),
+            "{answer}"
+        );
+    }
+    let heard = world.heard(3).await;
+    assert_eq!(heard[0], ("anthropic".into(), "/v1/messages".into(), 200));
+    assert_eq!(
+        heard[2],
+        (
+            "gemini".into(),
+            "/v1beta/models/g:streamGenerateContent".into(),
+            200
+        )
+    );
+}
+
+#[tokio::test]
+async fn an_answer_streams_as_it_comes() {
+    let mut world = world(GatewayLimits::default()).await;
+    let mut stream = world.connect("POST /vllm/stream HTTP/1.1", b"{}").await;
+    let first = read_until(&mut stream, "data: one").await;
+    assert!(
+        first.contains("text/event-stream") && !first.contains("data: two"),
+        "{first}"
+    );
+    assert!(
+        world.heard.0.lock().unwrap().is_empty(),
+        "reported when it is over"
+    );
+    world.go.notify_one();
+    read_until(&mut stream, "data: two").await;
+    assert_eq!(world.heard(1).await, [("vllm".into(), "/stream".into(), 200)]);
+    assert!(
+        !world.provider_saw().await.headers.contains_key("authorization"),
+        "no key configured, none sent"
+    );
+}
+
+#[tokio::test]
+async fn what_is_no_model_call_never_leaves() {
+    let mut world = world(GatewayLimits::default()).await;
+    for (head, status, says) in [
+        ("POST /openai/v1/files HTTP/1.1", 403, "chat/completions"),
+        ("DELETE /openai/v1/models/gpt HTTP/1.1", 405, "takes GET"),
+        (
+            "POST /nobody/v1/messages HTTP/1.1",
+            404,
+            "anthropic, down, gemini, notls, openai, vllm",
+        ),
+        ("POST /openai/v1/../v1/messages HTTP/1.1", 400, "dots"),
+        ("POST /openai/v1%2fmessages HTTP/1.1", 400, "characters"),
+        ("POST //openai/v1/messages HTTP/1.1", 400, ""),
+        ("POST http://openai/v1/messages HTTP/1.1", 400, "not a proxy"),
+        ("CONNECT openai:443 HTTP/1.1", 400, ""),
+    ] {
+        let (got, answer) = world.ask(head, b"").await;
+        assert_eq!(got, status, "{head}: {answer}");
+        assert!(answer.contains(says), "{head}: {answer}");
+    }
+    assert!(world.seen.try_recv().is_err(), "something was passed on");
+    assert_eq!(world.heard(8).await.len(), 8);
+}
+
+#[tokio::test]
+async fn trouble_upstream_is_told_without_secrets() {
+    let mut world = world(GatewayLimits::default()).await;
+    let (status, answer) = world.ask("POST /down/v1/messages HTTP/1.1", b"{}").await;
+    assert_eq!(status, 502);
+    assert!(
+        answer.contains("cannot be reached") && !answer.contains("secret"),
+        "{answer}"
+    );
+    let (status, answer) = world.ask("POST /notls/v1/messages HTTP/1.1", b"{}").await;
+    assert_eq!(status, 502);
+    assert!(
+        answer.contains("cannot be reached") && !answer.contains("secret"),
+        "{answer}"
+    );
+    let (status, answer) = world.ask("POST /vllm/redirect HTTP/1.1", b"{}").await;
+    assert_eq!(status, 502);
+    assert!(
+        answer.contains("not followed") && !answer.contains("169.254"),
+        "{answer}"
+    );
+    world.provider_saw().await;
+    assert!(world.seen.try_recv().is_err(), "the redirect was followed");
+}
+
+#[tokio::test]
+async fn sizes_are_bounded() {
+    let limits = GatewayLimits {
+        request_bytes: 1 << 20,
+        response_bytes: 2 << 20,
+        ..GatewayLimits::default()
+    };
+    let mut world = world(limits).await;
+    let (status, answer) = world
+        .ask("POST /openai/v1/responses HTTP/1.1", &vec![b'x'; (1 << 20) + 1])
+        .await;
+    assert_eq!(status, 413, "{answer}");
+    let mut chunked = world
+        .connect(
+            "POST /openai/v1/responses HTTP/1.1\r\ntransfer-encoding: chunked",
+            b"",
+        )
+        .await;
+    let chunk = format!("100000\r\n{}\r\n", "x".repeat(1 << 20));
+    let _refused = chunked.write_all(chunk.repeat(2).as_bytes()).await;
+    let _refused = chunked.write_all(b"0\r\n\r\n").await;
+    assert!(read_until(&mut chunked, "HTTP/1.1 ").await.contains("413"));
+    let (status, answer) = world
+        .ask("POST /openai/v1/responses HTTP/1.1", &vec![b'x'; 1 << 20])
+        .await;
+    assert_eq!(status, 200, "{answer}");
+    loop {
+        if world.provider_saw().await.body == 1 << 20 {
+            break;
+        }
+    }
+    let (status, answer) = world.ask("POST /vllm/large HTTP/1.1", b"{}").await;
+    assert_eq!(status, 200);
+    assert!(
+        answer.len() < 3 << 20 && !answer.ends_with("0\r\n\r\n"),
+        "an answer cut short must not look whole"
+    );
+}
+
+#[tokio::test]
+async fn requests_of_a_session_are_bounded() {
+    let limits = GatewayLimits {
+        concurrent: 1,
+        per_session: Some(2),
+        ..GatewayLimits::default()
+    };
+    let mut world = world(limits).await;
+    let mut waiting = world.connect("POST /vllm/wait HTTP/1.1", b"{}").await;
+    world.provider_saw().await;
+    let (status, answer) = world.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await;
+    assert_eq!(status, 429, "{answer}");
+    assert!(answer.contains("retry-after"), "{answer}");
+    world.go.notify_one();
+    read_until(&mut waiting, "ok").await;
+    world.heard(2).await;
+    assert_eq!(
+        world.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await.0,
+        200
+    );
+    world.heard(3).await;
+    let (status, answer) = world.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await;
+    assert_eq!(status, 429);
+    assert!(answer.contains("used up its 2"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_provider_that_hangs_is_given_up() {
+    let limits = GatewayLimits {
+        total: Duration::from_millis(50),
+        ..GatewayLimits::default()
+    };
+    let world = world(limits).await;
+    let (status, answer) = world.ask("POST /vllm/wait HTTP/1.1", b"{}").await;
+    assert_eq!(status, 504, "{answer}");
+}
+
+#[tokio::test]
+async fn cancelling_ends_everything() {
+    let mut world = world(GatewayLimits::default()).await;
+    let mut stream = world.connect("POST /vllm/stream HTTP/1.1", b"{}").await;
+    read_until(&mut stream, "data: one").await;
+    world.provider_saw().await;
+    world.cancel.cancel();
+    tokio::time::timeout(SOON, &mut world.serving)
+        .await
+        .expect("it goes on")
+        .unwrap();
+    let mut rest = Vec::new();
+    let _reset = stream.read_to_end(&mut rest).await;
+    assert!(UnixStream::connect(&world.socket).await.is_err());
+    assert_eq!(world.heard(1).await[0].2, 200);
+}
+
+#[tokio::test]
+async fn wrong_providers_are_refused_at_start() {
+    for (name, url, says) in [
+        ("a/b", "http://x", "letters"),
+        ("a", "ftp://x", "http"),
+        ("a", "http://user:pw@x", "api_key_env"),
+        ("a", "not a url", "base_url"),
+    ] {
+        let error = ModelGateway::new(vec![Provider::new(name, url)], GatewayLimits::default()).unwrap_err();
+        assert!(error.message.contains(says), "{}", error.message);
+    }
+    let broken = Provider::new("a", "http://x").with_key("line\nbreak".to_owned().into());
+    let error = ModelGateway::new(vec![broken], GatewayLimits::default()).unwrap_err();
+    assert!(
+        !error.message.contains("line\nbreak") && error.message.contains("line break"),
+        "{}",
+        error.message
+    );
+}
