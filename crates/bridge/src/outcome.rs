@@ -1,0 +1,151 @@
+//! An answer of the relay as MCP sees it.
+
+use oubliette_protocol::{Error, tool::CallResult};
+use oubliette_relay::CallError;
+use rmcp::model::{CallToolResult, ContentBlock, ProtocolVersion};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::registry::Route;
+
+/// What an answer by this route means.
+pub(crate) fn answered(route: &Route, value: Value) -> CallResult {
+    match route {
+        Route::Caller { .. } => CallResult::from_value(value),
+        Route::Agent(_) => match CallResult::deserialize(&value) {
+            Ok(result) => result,
+            Err(_) => CallResult::from_value(value),
+        },
+        Route::Own(_) | Route::Base(_) => match value {
+            Value::Object(_) => CallResult::data(value),
+            other => CallResult::from_value(other),
+        },
+    }
+}
+
+/// A call that failed, as a result the model can read.
+pub(crate) fn failed(error: CallError) -> CallResult {
+    let lost = matches!(error, CallError::Closed(_));
+    let mut error = Error::from(error);
+    if lost {
+        error.message = "the connection to the Oubliette server ended before the answer came; \
+                         the tool may or may not have run"
+            .into();
+    }
+    CallResult::error(&error)
+}
+
+/// A call that could not be made.
+pub(crate) fn away(socket: std::path::Display<'_>) -> CallResult {
+    let text =
+        format!("the Oubliette server is not reachable at {socket}; nothing was run. Try again later.");
+    CallResult::error(&Error::unavailable(text))
+}
+
+/// The result on the wire of this revision.
+pub(crate) fn to_mcp(result: CallResult, version: Option<&ProtocolVersion>) -> CallToolResult {
+    let CallResult {
+        content,
+        structured_content,
+        is_error,
+    } = result;
+    let mut blocks: Vec<_> = content.into_iter().map(block).collect();
+    // Before 2026-07-28 structured content had to be an object; what is not goes as text.
+    let any_shape = version.is_some_and(|v| v.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
+    let structured = structured_content.filter(|value| {
+        let fits = any_shape || value.is_object();
+        if !fits && blocks.is_empty() {
+            blocks.push(ContentBlock::text(value.to_string()));
+        }
+        fits
+    });
+    let mut mcp = match is_error {
+        true => CallToolResult::error(blocks),
+        false => CallToolResult::success(blocks),
+    };
+    mcp.structured_content = structured;
+    mcp
+}
+
+/// A block of a kind this revision does not know is shown as its JSON rather than lost.
+fn block(value: Value) -> ContentBlock {
+    ContentBlock::deserialize(&value).unwrap_or_else(|_| ContentBlock::text(value.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn shown(route: &Route, value: Value, version: ProtocolVersion) -> Value {
+        let mcp = to_mcp(answered(route, value), Some(&version));
+        let mut shown = serde_json::to_value(mcp).unwrap();
+        shown.as_object_mut().unwrap().remove("resultType");
+        shown
+    }
+
+    fn caller() -> Route {
+        Route::Caller {
+            caller_id: "a".parse().unwrap(),
+            tool: "x".into(),
+        }
+    }
+
+    #[test]
+    fn what_a_caller_sends_keeps_its_shape() {
+        let old = ProtocolVersion::V_2025_06_18;
+        let text = |t: &str| json!([{"type":"text","text":t}]);
+        assert_eq!(
+            shown(&caller(), json!("hi"), old.clone()),
+            json!({"content":text("hi"),"isError":false})
+        );
+        assert_eq!(
+            shown(&caller(), json!([1, 2]), old.clone()),
+            json!({"content":text("[1,2]"),"isError":false})
+        );
+        assert_eq!(
+            shown(&caller(), Value::Null, old.clone()),
+            json!({"content":text("null"),"isError":false})
+        );
+        let data = json!({"status":"sent"});
+        let want = json!({"content":text(r#"{"status":"sent"}"#),"structuredContent":data,"isError":false});
+        assert_eq!(shown(&caller(), data, old.clone()), want);
+        let image = json!({"content":[{"type":"image","data":"aGk=","mimeType":"image/png"},
+            {"type":"text","text":"see"}],"isError":true});
+        assert_eq!(shown(&caller(), image.clone(), old), image);
+    }
+
+    #[test]
+    fn structured_content_that_is_no_object_needs_the_new_revision() {
+        let value = json!({"content":[],"structuredContent":[1]});
+        let new = shown(
+            &Route::Agent("x".into()),
+            value.clone(),
+            ProtocolVersion::V_2026_07_28,
+        );
+        assert_eq!(new["structuredContent"], json!([1]));
+        let old = shown(&Route::Agent("x".into()), value, ProtocolVersion::V_2025_06_18);
+        assert_eq!(
+            old,
+            json!({"content":[{"type":"text","text":"[1]"}],"isError":false})
+        );
+    }
+
+    #[test]
+    fn an_unknown_kind_of_block_is_not_lost() {
+        let value = json!({"content":[{"type":"hologram","beam":1}]});
+        let shown = shown(&caller(), value, ProtocolVersion::V_2025_06_18);
+        assert_eq!(shown["content"][0]["text"], r#"{"type":"hologram","beam":1}"#);
+    }
+
+    #[test]
+    fn own_results_are_data_even_when_they_look_like_content() {
+        let value = json!({"content":[]});
+        let shown = shown(
+            &Route::Own("x".into()),
+            value.clone(),
+            ProtocolVersion::V_2025_06_18,
+        );
+        assert_eq!(shown["structuredContent"], value);
+    }
+}
