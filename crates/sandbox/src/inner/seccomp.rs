@@ -1,0 +1,225 @@
+//! System calls: what no agent, compiler or tool server needs, and exploits of the kernel do.
+//!
+//! A list of what is denied, not of what is allowed: programs nobody foresaw must run. Everything denied
+//! fails with EPERM, as it does for any user without privileges, so programs cope; calls that have an older
+//! fallback fail with ENOSYS, so programs take it.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition as Cond,
+    SeccompFilter, SeccompRule, TargetArch, sock_filter,
+};
+
+use super::Stop;
+
+/// Denied whatever the arguments.
+const DENIED: &[libc::c_long] = &[
+    // The file system's shape.
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_quotactl,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    // Files by handle, past every directory on the way.
+    libc::SYS_name_to_handle_at,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_fanotify_init,
+    // Namespaces.
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    // Other processes.
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    // The kernel itself.
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_reboot,
+    libc::SYS_syslog,
+    libc::SYS_acct,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_vhangup,
+    // Keys are not namespaced: they would be the host user's.
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_iopl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_ioperm,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_modify_ldt,
+];
+
+/// Every namespace flag of `clone`. (CLONE_NEWTIME has no bit there.)
+const NAMESPACES: [libc::c_int; 7] = [
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+];
+
+/// Terminal calls that put words into another's mouth.
+const TIOCLINUX: u64 = 0x541C;
+/// Asks for the personality without changing it.
+const PERSONALITY_ASK: u64 = 0xffff_ffff;
+/// The way to packets from before AF_PACKET.
+const SOCK_PACKET: libc::c_int = 10;
+const SOCKET_TYPE_MASK: u64 = 0xf;
+
+/// Shuts the system calls, for this process and all it starts.
+pub(super) fn filter(inet: bool) -> Result<(), Stop> {
+    let fallbacks = without_fallback_trouble();
+    let denied = denied(inet).map_err(|error| Stop::at("seccomp", error))?;
+    for program in [&fallbacks, &denied] {
+        seccompiler::apply_filter(program).map_err(|error| Stop::at("seccomp", error))?;
+    }
+    Ok(())
+}
+
+/// ENOSYS for `clone3`, whose flags a filter cannot see (the C library falls back to `clone`), for io_uring,
+/// whose operations a filter cannot see, and for the x32 calls, which go by other numbers.
+fn without_fallback_trouble() -> BpfProgram {
+    const LOAD_NUMBER: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+    const JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+    const JUMP_AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
+    const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+    const X32: u32 = 0x4000_0000;
+    let calls = [
+        libc::SYS_clone3,
+        libc::SYS_io_uring_setup,
+        libc::SYS_io_uring_enter,
+        libc::SYS_io_uring_register,
+    ];
+    let mut program = vec![sock_filter {
+        code: LOAD_NUMBER,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    }];
+    // Each test jumps over the tests that remain and the "allow" behind them.
+    let mut remaining = calls.len() as u8 + 1;
+    program.push(sock_filter {
+        code: JUMP_AT_LEAST,
+        jt: remaining,
+        jf: 0,
+        k: X32,
+    });
+    for call in calls {
+        remaining -= 1;
+        program.push(sock_filter {
+            code: JUMP_EQUAL,
+            jt: remaining,
+            jf: 0,
+            k: call as u32,
+        });
+    }
+    program.push(sock_filter {
+        code: RETURN,
+        jt: 0,
+        jf: 0,
+        k: libc::SECCOMP_RET_ALLOW,
+    });
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+    program.push(sock_filter {
+        code: RETURN,
+        jt: 0,
+        jf: 0,
+        k: refuse,
+    });
+    program
+}
+
+fn denied(inet: bool) -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|call| (*call, Vec::new())).collect();
+    rules.insert(libc::SYS_socket, sockets(inet)?);
+    let mut clone = Vec::new();
+    for flag in NAMESPACES {
+        let flag = flag as u32 as u64;
+        clone.push(rule([(0, Len::Qword, Op::MaskedEq(flag), flag)])?);
+    }
+    rules.insert(libc::SYS_clone, clone);
+    // The libc crate types ioctl numbers differently from target to target.
+    let ioctls = [libc::TIOCSTI as u64, TIOCLINUX].map(|request| rule([(1, Len::Dword, Op::Eq, request)]));
+    rules.insert(libc::SYS_ioctl, ioctls.into_iter().collect::<Result<_, _>>()?);
+    let personality = rule([
+        (0, Len::Dword, Op::Ne, 0),
+        (0, Len::Dword, Op::Ne, PERSONALITY_ASK),
+    ])?;
+    rules.insert(libc::SYS_personality, vec![personality]);
+
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    SeccompFilter::new(
+        rules,
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::EPERM as u32),
+        arch,
+    )?
+    .try_into()
+}
+
+/// Unix sockets, TCP, UDP, and asking for routes; nothing else. Without `inet`, Unix sockets alone.
+fn sockets(inet: bool) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let number = |value: libc::c_int| u64::from(value.unsigned_abs());
+    let (unix, v4, v6, netlink) = (
+        number(libc::AF_UNIX),
+        number(libc::AF_INET),
+        number(libc::AF_INET6),
+        number(libc::AF_NETLINK),
+    );
+    if !inet {
+        return Ok(vec![rule([(0, Len::Dword, Op::Ne, unix)])?]);
+    }
+    let mut rules = vec![
+        rule([
+            (0, Len::Dword, Op::Ne, unix),
+            (0, Len::Dword, Op::Ne, v4),
+            (0, Len::Dword, Op::Ne, v6),
+            (0, Len::Dword, Op::Ne, netlink),
+        ])?,
+        rule([
+            (0, Len::Dword, Op::Eq, netlink),
+            (2, Len::Dword, Op::Ne, number(libc::NETLINK_ROUTE)),
+        ])?,
+    ];
+    for family in [v4, v6] {
+        for kind in [libc::SOCK_RAW, SOCK_PACKET] {
+            let kind = (1, Len::Dword, Op::MaskedEq(SOCKET_TYPE_MASK), number(kind));
+            rules.push(rule([(0, Len::Dword, Op::Eq, family), kind])?);
+        }
+    }
+    Ok(rules)
+}
+
+fn rule<const N: usize>(
+    conditions: [(u8, Len, Op, u64); N],
+) -> Result<SeccompRule, seccompiler::BackendError> {
+    let conditions: Result<Vec<Cond>, _> = conditions
+        .into_iter()
+        .map(|(argument, length, operation, value)| Cond::new(argument, length, operation, value))
+        .collect();
+    SeccompRule::new(conditions?)
+}

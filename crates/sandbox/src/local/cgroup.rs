@@ -1,0 +1,328 @@
+//! Limits for a whole tree, where the host lets us set them.
+//!
+//! Version 2 needs a delegated subtree (systemd's `Delegate=yes`), version 1 needs write access to our own
+//! group, which in practice means root. Without either, the inner stage limits each process instead.
+//!
+//! A group is named `oubliette-<scope>-<server's pid>-<number>`: the scope tells homes apart, the pid tells
+//! a dead server's leftovers from a living one's groups.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use crate::Limits;
+
+const MOUNT: &str = "/sys/fs/cgroup";
+const PERIOD_US: f64 = 100_000.0;
+/// Bubblewrap and the inner stage are in the group too.
+const OUR_PROCESSES: u64 = 2;
+
+/// Where groups can be made: a directory for each controller (with version 2 it is always the same one).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Cgroups {
+    scope: String,
+    version: Option<Version>,
+    memory: Option<PathBuf>,
+    pids: Option<PathBuf>,
+    cpu: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+impl Cgroups {
+    /// Looks for them, and removes what dead servers of this scope left behind.
+    pub(crate) fn find(scope: &str) -> Self {
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mut found = if Path::new(MOUNT).join("cgroup.controllers").exists() {
+            version_two(&own)
+        } else {
+            version_one(&own)
+        };
+        found.scope = scope.to_owned();
+        found.remove_leftovers();
+        found
+    }
+
+    /// What can be limited: memory, processes, processors.
+    pub(crate) fn controllers(&self) -> (bool, bool, bool) {
+        (self.memory.is_some(), self.pids.is_some(), self.cpu.is_some())
+    }
+
+    /// `v1`, `v2` or nothing.
+    pub(crate) fn version(&self) -> Option<&'static str> {
+        self.version.map(|version| match version {
+            Version::One => "v1",
+            Version::Two => "v2",
+        })
+    }
+
+    /// A group with these limits, or none when nothing asked for can be limited here.
+    pub(crate) fn create(&self, limits: &Limits) -> io::Result<Option<Group>> {
+        let Some(version) = self.version else {
+            return Ok(None);
+        };
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("oubliette-{}-{}-{number}", self.scope, std::process::id());
+        let mut group = Group {
+            version,
+            dirs: Vec::new(),
+            memory: None,
+            pids: false,
+        };
+        if let (Some(base), Some(mb)) = (&self.memory, limits.memory_mb) {
+            let dir = group.make(base, &name)?;
+            let bytes = mb.saturating_mul(1024 * 1024).to_string();
+            match version {
+                Version::One => {
+                    set(&dir, "memory.limit_in_bytes", &bytes)?;
+                    // Absent without swap accounting.
+                    let _ = set(&dir, "memory.memsw.limit_in_bytes", &bytes);
+                }
+                Version::Two => {
+                    set(&dir, "memory.max", &bytes)?;
+                    let _ = set(&dir, "memory.swap.max", "0");
+                }
+            }
+            group.memory = Some(dir);
+        }
+        if let (Some(base), Some(pids)) = (&self.pids, limits.pids) {
+            let dir = group.make(base, &name)?;
+            set(&dir, "pids.max", &pids.saturating_add(OUR_PROCESSES).to_string())?;
+            group.pids = true;
+        }
+        if let (Some(base), Some(cpus)) = (&self.cpu, limits.cpus) {
+            let dir = group.make(base, &name)?;
+            let quota = (cpus * PERIOD_US).max(1000.0) as u64;
+            match version {
+                Version::One => set(&dir, "cpu.cfs_quota_us", &quota.to_string())?,
+                Version::Two => set(&dir, "cpu.max", &format!("{quota} {PERIOD_US}"))?,
+            }
+        }
+        Ok((!group.dirs.is_empty()).then_some(group))
+    }
+
+    fn remove_leftovers(&self) {
+        let mut bases: Vec<&PathBuf> = [&self.memory, &self.pids, &self.cpu]
+            .into_iter()
+            .flatten()
+            .collect();
+        bases.dedup();
+        let prefix = format!("oubliette-{}-", self.scope);
+        for base in bases {
+            for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(&prefix)) else {
+                    continue;
+                };
+                let server = rest
+                    .split('-')
+                    .next()
+                    .and_then(|pid| pid.parse().ok())
+                    .and_then(Pid::from_raw);
+                let alive = server.is_some_and(|pid| {
+                    rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
+                });
+                if !alive {
+                    kill_all(&entry.path());
+                    let _ = std::fs::remove_dir(entry.path());
+                }
+            }
+        }
+    }
+}
+
+/// A group of one sandbox. Removed when dropped, if it is empty by then.
+#[derive(Debug)]
+pub(crate) struct Group {
+    version: Version,
+    dirs: Vec<PathBuf>,
+    memory: Option<PathBuf>,
+    pids: bool,
+}
+
+impl Group {
+    fn make(&mut self, base: &Path, name: &str) -> io::Result<PathBuf> {
+        let dir = base.join(name);
+        if !self.dirs.contains(&dir) {
+            std::fs::create_dir(&dir)?;
+            self.dirs.push(dir.clone());
+        }
+        Ok(dir)
+    }
+
+    /// Whether it limits memory, and processes.
+    pub(crate) fn limits(&self) -> (bool, bool) {
+        (self.memory.is_some(), self.pids)
+    }
+
+    /// Puts a process, and whatever it starts from now on, into it.
+    pub(crate) fn add(&self, pid: Pid) -> io::Result<()> {
+        let pid = pid.as_raw_pid().to_string();
+        self.dirs
+            .iter()
+            .try_for_each(|dir| set(dir, "cgroup.procs", &pid))
+    }
+
+    /// Removes it, and says whether anything in it was killed for want of memory.
+    pub(crate) async fn end(mut self) -> bool {
+        let oom = self.memory.as_deref().is_some_and(|dir| self.oom_kills(dir) > 0);
+        // The kernel lets go of a group a moment after its last process is reaped.
+        for _ in 0..50 {
+            self.dirs.retain(|dir| {
+                std::fs::remove_dir(dir).is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
+            });
+            if self.dirs.is_empty() {
+                break;
+            }
+            self.dirs.iter().for_each(|dir| kill_all(dir));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if !self.dirs.is_empty() {
+            tracing::warn!(dirs = ?self.dirs, "a cgroup could not be removed");
+        }
+        oom
+    }
+
+    fn oom_kills(&self, dir: &Path) -> u64 {
+        let file = match self.version {
+            Version::One => "memory.oom_control",
+            Version::Two => "memory.events",
+        };
+        let text = std::fs::read_to_string(dir.join(file)).unwrap_or_default();
+        text.lines()
+            .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for dir in &self.dirs {
+            let _ = std::fs::remove_dir(dir);
+        }
+    }
+}
+
+fn set(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+    let path = dir.join(file);
+    std::fs::write(&path, value)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+fn kill_all(dir: &Path) {
+    let pids = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    for pid in pids
+        .lines()
+        .filter_map(|line| Pid::from_raw(line.trim().parse().ok()?))
+    {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+}
+
+fn writable(dir: &Path) -> bool {
+    rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
+        && rustix::fs::access(dir.join("cgroup.procs"), rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+/// Our own group for each controller, if we may make groups below it.
+fn version_one(own: &str) -> Cgroups {
+    let base = |controller: &str| {
+        let path = own.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            controllers
+                .split(',')
+                .any(|name| name == controller)
+                .then_some(path)
+        })?;
+        let mount = Path::new(MOUNT).join(controller);
+        let below = mount.join(path.trim_start_matches('/'));
+        // In a container the path is the host's while the mount starts at the container's own group.
+        let dir = if below.exists() { below } else { mount };
+        writable(&dir).then_some(dir)
+    };
+    let (memory, pids, cpu) = (base("memory"), base("pids"), base("cpu"));
+    let any = memory.is_some() || pids.is_some() || cpu.is_some();
+    Cgroups {
+        scope: String::new(),
+        version: any.then_some(Version::One),
+        memory,
+        pids,
+        cpu,
+    }
+}
+
+/// The nearest group above us that is ours and hands controllers to its children; else our own, once we
+/// have moved into a group below it.
+fn version_two(own: &str) -> Cgroups {
+    let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
+        return Cgroups::default();
+    };
+    let mount = Path::new(MOUNT);
+    let own = mount.join(path);
+    let base = own
+        .ancestors()
+        .skip(1)
+        .take_while(|dir| dir.starts_with(mount) && writable(dir))
+        .find(|dir| {
+            handed_down(dir)
+                .iter()
+                .any(|name| name == "memory" || name == "pids")
+        })
+        .map(Path::to_path_buf)
+        .or_else(|| hand_down(&own).ok());
+    let Some(base) = base else {
+        return Cgroups::default();
+    };
+    let names = handed_down(&base);
+    let has = |name: &str| names.iter().any(|other| other == name).then(|| base.clone());
+    let (memory, pids, cpu) = (has("memory"), has("pids"), has("cpu"));
+    let any = memory.is_some() || pids.is_some() || cpu.is_some();
+    Cgroups {
+        scope: String::new(),
+        version: any.then_some(Version::Two),
+        memory,
+        pids,
+        cpu,
+    }
+}
+
+fn handed_down(dir: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(dir.join("cgroup.subtree_control")).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A group that hands controllers down may hold no process itself: so we move into one below. Only if we
+/// are alone: other people's processes are not ours to move.
+fn hand_down(own: &Path) -> io::Result<PathBuf> {
+    let procs = std::fs::read_to_string(own.join("cgroup.procs"))?;
+    let me = std::process::id().to_string();
+    if !writable(own) || procs.split_whitespace().any(|pid| pid != me) {
+        return Err(io::Error::other("not ours alone"));
+    }
+    let offered = std::fs::read_to_string(own.join("cgroup.controllers"))?;
+    let wanted: Vec<String> = ["memory", "pids", "cpu"]
+        .into_iter()
+        .filter(|name| offered.split_whitespace().any(|other| other == *name))
+        .map(|name| format!("+{name}"))
+        .collect();
+    if wanted.is_empty() {
+        return Err(io::Error::other("no controllers"));
+    }
+    let below = own.join("oubliette-server");
+    match std::fs::create_dir(&below) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    set(&below, "cgroup.procs", &me)?;
+    set(own, "cgroup.subtree_control", &wanted.join(" "))?;
+    Ok(own.to_path_buf())
+}
