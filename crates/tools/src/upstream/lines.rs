@@ -1,0 +1,111 @@
+//! One JSON-RPC message a line, as stdio and tcp carry them.
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::{
+    limits,
+    wire::{FrameRead, FrameWrite},
+};
+
+/// Lines out of a byte stream. A read that is given up loses nothing: what came in stays in the buffer.
+pub(super) struct LineReader<R> {
+    io: R,
+    buffer: BytesMut,
+    /// How much of the buffer is known to hold no line end.
+    scanned: usize,
+    ended: bool,
+}
+
+impl<R> LineReader<R> {
+    /// Reads lines from `io`.
+    pub(super) fn new(io: R) -> Self {
+        Self { io, buffer: BytesMut::new(), scanned: 0, ended: false }
+    }
+}
+
+#[async_trait]
+impl<R: AsyncRead + Send + Unpin> FrameRead for LineReader<R> {
+    async fn next(&mut self) -> Result<Option<Bytes>, String> {
+        const CHUNK: usize = 16 * 1024;
+        loop {
+            if let Some(at) = self.buffer[self.scanned..].iter().position(|&byte| byte == b'\n') {
+                let line = self.buffer.split_to(self.scanned + at + 1).freeze();
+                self.scanned = 0;
+                let end = line.len() - 1;
+                let end = if line[..end].ends_with(b"\r") { end - 1 } else { end };
+                return Ok(Some(line.slice(..end)));
+            }
+            self.scanned = self.buffer.len();
+            if self.scanned > limits::MESSAGE_BYTES {
+                self.buffer = BytesMut::new();
+                self.ended = true;
+                return Err(too_long());
+            }
+            if self.ended {
+                // What has no line end is no message.
+                return Ok(None);
+            }
+            self.buffer.reserve(CHUNK);
+            match self.io.read_buf(&mut self.buffer).await {
+                Ok(0) => self.ended = true,
+                Ok(_) => {}
+                Err(error) => {
+                    self.ended = true;
+                    return Err(format!("its output could not be read: {error}"));
+                }
+            }
+        }
+    }
+}
+
+/// Lines into a byte stream.
+pub(super) struct LineWriter<W>(pub(super) W);
+
+#[async_trait]
+impl<W: AsyncWrite + Send + Unpin> FrameWrite for LineWriter<W> {
+    async fn write(&mut self, mut message: Vec<u8>) -> Result<(), String> {
+        message.push(b'\n');
+        let written = async {
+            self.0.write_all(&message).await?;
+            self.0.flush().await
+        };
+        written.await.map_err(|error| format!("its input could not be written: {error}"))
+    }
+
+    async fn close(&mut self) {
+        let _ = self.0.shutdown().await;
+    }
+}
+
+/// What a message past the limit is answered with.
+pub(super) fn too_long() -> String {
+    format!("it sent a message larger than {} MiB", limits::MESSAGE_BYTES / 1024 / 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_come_whole_however_they_are_cut() {
+        let (mut ours, theirs) = tokio::io::duplex(3);
+        tokio::spawn(async move {
+            ours.write_all("{\"a\":1}\r\n\n\"ü\"\nrest".as_bytes()).await.unwrap();
+        });
+        let mut lines = LineReader::new(theirs);
+        let mut got = Vec::new();
+        while let Some(line) = lines.next().await.unwrap() {
+            got.push(String::from_utf8(line.to_vec()).unwrap());
+        }
+        assert_eq!(got, ["{\"a\":1}", "", "\"ü\""]);
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_given_up_at_the_limit() {
+        let mut lines = LineReader::new(tokio::io::repeat(b'x'));
+        assert!(lines.next().await.unwrap_err().contains("16 MiB"));
+        assert!(lines.buffer.capacity() < limits::MESSAGE_BYTES, "nothing of it is kept");
+    }
+}

@@ -1,0 +1,352 @@
+//! What passes between us and one server, looked at before the MCP client sees it.
+//!
+//! Three things are done here rather than in the client, because they are wanted of every transport:
+//! results of calls are taken as they stand on the wire (the client would fit them into its own types and
+//! lose what it does not know), progress is handed on in order, and what nobody asked for is counted, so
+//! that a flood of it slows down the flooding server and nobody else.
+
+use std::{collections::HashMap, sync::Arc};
+
+use oubliette_protocol::{CatalogId, tool::CallResult};
+use parking_lot::Mutex;
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientNotification, GetExtensions, GetMeta, NumberOrString, ServerJsonRpcMessage,
+    ServerNotification, ServerResult,
+};
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
+use tokio::{sync::Notify, time::Instant};
+
+use super::{latch::Latch, limits};
+use crate::{Progress, Secrets, call::ProgressSink};
+
+/// How a server's messages ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// It closed the connection.
+    Closed,
+    /// We did, for this reason.
+    Fault(Arc<str>),
+}
+
+/// What goes with a request through the client's layers, never onto the wire.
+#[derive(Clone)]
+pub(super) struct Attached {
+    /// Where the answer is put.
+    pub(super) answer: Answer,
+    /// Where progress goes.
+    pub(super) progress: Option<ProgressSink>,
+}
+
+/// A call's result as it stood on the wire, or what is wrong with it.
+pub(super) type Answer = Arc<Mutex<Option<Result<CallResult, String>>>>;
+
+/// The traffic of one connection.
+pub(super) struct Traffic {
+    server: CatalogId,
+    secrets: Arc<Secrets>,
+    calls: Mutex<HashMap<i64, Open>>,
+    progress: Mutex<HashMap<i64, ProgressSink>>,
+    unasked: Mutex<Unasked>,
+    /// The server says that its tools have changed.
+    pub(super) list_changed: Notify,
+    /// Set when no more messages come.
+    pub(super) ended: Latch<Ending>,
+}
+
+struct Open {
+    answer: Answer,
+    token: Option<i64>,
+}
+
+impl Traffic {
+    /// Traffic with `server`.
+    pub(super) fn new(server: CatalogId, secrets: Arc<Secrets>) -> Arc<Self> {
+        Arc::new(Self {
+            server,
+            secrets,
+            calls: Mutex::default(),
+            progress: Mutex::default(),
+            unasked: Mutex::new(Unasked { since: Instant::now(), messages: 0, bytes: 0 }),
+            list_changed: Notify::new(),
+            ended: Latch::default(),
+        })
+    }
+
+    /// Sees a message before it leaves, so that no answer can come before it is expected.
+    pub(super) fn outgoing(&self, message: &ClientJsonRpcMessage) {
+        match message {
+            ClientJsonRpcMessage::Request(request) => {
+                let Some(attached) = request.request.extensions().get::<Attached>() else { return };
+                let NumberOrString::Number(id) = request.id else { return };
+                let mut token = None;
+                if let Some(sink) = &attached.progress
+                    && let Some(NumberOrString::Number(number)) =
+                        request.request.get_meta().get_progress_token().map(|token| token.0)
+                {
+                    token = Some(number);
+                    self.progress.lock().insert(number, sink.clone());
+                }
+                self.calls.lock().insert(id, Open { answer: attached.answer.clone(), token });
+            }
+            ClientJsonRpcMessage::Notification(notification) => {
+                if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
+                    && let Some(NumberOrString::Number(id)) = cancelled.params.request_id
+                {
+                    self.close(id);
+                }
+            }
+            ClientJsonRpcMessage::Response(_) | ClientJsonRpcMessage::Error(_) => {}
+        }
+    }
+
+    fn close(&self, id: i64) -> Option<Open> {
+        let open = self.calls.lock().remove(&id)?;
+        if let Some(token) = open.token {
+            self.progress.lock().remove(&token);
+        }
+        Some(open)
+    }
+
+    /// Reads a message off the wire; `None` when the client has no business with it.
+    pub(super) fn incoming(&self, text: &[u8]) -> Option<ServerJsonRpcMessage> {
+        if let Some(answered) = self.answered(text) {
+            return Some(answered);
+        }
+        match serde_json::from_slice::<ServerJsonRpcMessage>(text) {
+            Ok(message) => self.sift(message, text.len()),
+            Err(error) => {
+                self.unasked.lock().count(text.len());
+                if !text.is_empty() {
+                    tracing::debug!(server = %self.server, %error, bytes = text.len(), "not a message");
+                }
+                None
+            }
+        }
+    }
+
+    /// The answer to a call, if `text` is one: its result is kept as it stands, and the client learns only
+    /// that it came.
+    pub(super) fn answered(&self, text: &[u8]) -> Option<ServerJsonRpcMessage> {
+        let envelope: Envelope<'_> = serde_json::from_slice(text).ok()?;
+        let (None, Some(result), Some(id)) = (envelope.method, envelope.result, envelope.id) else {
+            return None;
+        };
+        // Some servers answer a number with its text.
+        let id: i64 = id.get().trim_matches('"').parse().ok()?;
+        let open = self.close(id)?;
+        *open.answer.lock() = Some(read_result(result.get()));
+        Some(ServerJsonRpcMessage::response(ServerResult::empty(()), NumberOrString::Number(id)))
+    }
+
+    /// Takes out of the client's way what is dealt with here.
+    pub(super) fn sift(&self, message: ServerJsonRpcMessage, bytes: usize) -> Option<ServerJsonRpcMessage> {
+        match &message {
+            ServerJsonRpcMessage::Response(response) => self.settled(&response.id, bytes),
+            ServerJsonRpcMessage::Error(error) => match &error.id {
+                Some(id) => self.settled(id, bytes),
+                None => self.unasked.lock().count(bytes),
+            },
+            ServerJsonRpcMessage::Request(_) => self.unasked.lock().count(bytes),
+            ServerJsonRpcMessage::Notification(notification) => {
+                self.unasked.lock().count(bytes);
+                match &notification.notification {
+                    ServerNotification::ProgressNotification(progress) => {
+                        let progress = &progress.params;
+                        let sink = match &progress.progress_token.0 {
+                            NumberOrString::Number(token) => self.progress.lock().get(token).cloned(),
+                            NumberOrString::String(_) => None,
+                        };
+                        if let Some(sink) = sink {
+                            sink(Progress {
+                                progress: progress.progress,
+                                total: progress.total,
+                                message: progress.message.clone(),
+                            });
+                        }
+                        return None;
+                    }
+                    ServerNotification::LoggingMessageNotification(log) => {
+                        self.log(&log.params.level, &log.params.data);
+                        return None;
+                    }
+                    ServerNotification::ToolListChangedNotification(_) => {
+                        self.list_changed.notify_one();
+                        return None;
+                    }
+                    ServerNotification::ResourceUpdatedNotification(_)
+                    | ServerNotification::ResourceListChangedNotification(_)
+                    | ServerNotification::PromptListChangedNotification(_)
+                    | ServerNotification::TaskStatusNotification(_)
+                    | ServerNotification::CustomNotification(_) => return None,
+                    // The client's own: it follows subscriptions with these.
+                    _ => {}
+                }
+            }
+        }
+        Some(message)
+    }
+
+    fn settled(&self, id: &NumberOrString, bytes: usize) {
+        if let NumberOrString::Number(id) = id
+            && self.close(*id).is_none()
+        {
+            self.unasked.lock().count(bytes);
+        }
+    }
+
+    fn log(&self, level: &impl std::fmt::Debug, data: &Value) {
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            let text = match data {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            let text = self.secrets.mask_text(super::fault::bounded(&text));
+            tracing::debug!(server = %self.server, ?level, "{text}");
+        }
+    }
+
+    /// Waits while the server has said more unasked than is read in a window.
+    pub(super) async fn unhurried(&self) {
+        let until = self.unasked.lock().pause();
+        if let Some(until) = until {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+}
+
+/// What came in unasked in the current window.
+struct Unasked {
+    since: Instant,
+    messages: u32,
+    bytes: usize,
+}
+
+impl Unasked {
+    fn count(&mut self, bytes: usize) {
+        if self.since.elapsed() >= limits::UNASKED_WINDOW {
+            *self = Self { since: Instant::now(), messages: 0, bytes: 0 };
+        }
+        self.messages += 1;
+        self.bytes += bytes;
+    }
+
+    fn pause(&self) -> Option<Instant> {
+        let over = self.messages > limits::UNASKED_MESSAGES || self.bytes > limits::UNASKED_BYTES;
+        let until = self.since + limits::UNASKED_WINDOW;
+        (over && until > Instant::now()).then_some(until)
+    }
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow, default)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    method: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    result: Option<&'a RawValue>,
+}
+
+/// Reads a call's result, whatever its content blocks are.
+pub(super) fn read_result(text: &str) -> Result<CallResult, String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Wire {
+        #[serde(default)]
+        result_type: Option<String>,
+        #[serde(default)]
+        content: Option<Vec<Value>>,
+        #[serde(default)]
+        structured_content: Option<Value>,
+        #[serde(default)]
+        is_error: Option<bool>,
+    }
+    let wire: Wire =
+        serde_json::from_str(text).map_err(|error| format!("it answered with no tool result: {error}"))?;
+    match wire.result_type.as_deref() {
+        None | Some("complete") => Ok(CallResult {
+            content: wire.content.unwrap_or_default(),
+            structured_content: wire.structured_content,
+            is_error: wire.is_error.unwrap_or_default(),
+        }),
+        Some("input_required") => Err("it asks for input, which nobody is there to give".into()),
+        Some(other) => Err(format!("it answered with a result of type {other:?}, which is not supported")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rmcp::model::{CallToolRequest, CallToolRequestParams, ClientRequest};
+    use serde_json::json;
+
+    fn traffic() -> Arc<Traffic> {
+        Traffic::new("t".parse().unwrap(), Arc::default())
+    }
+
+    fn call(traffic: &Traffic, id: i64) -> Answer {
+        let answer = Answer::default();
+        let mut request = CallToolRequest::new(CallToolRequestParams::new("x"));
+        request.extensions.insert(Attached { answer: answer.clone(), progress: None });
+        let request = ClientRequest::CallToolRequest(request);
+        traffic.outgoing(&ClientJsonRpcMessage::request(request, NumberOrString::Number(id)));
+        answer
+    }
+
+    #[test]
+    fn a_result_passes_untouched() {
+        let traffic = traffic();
+        let content = json!([
+            {"type":"image","data":"aGk=","mimeType":"image/png","unknownField":[1]},
+            {"type":"from_the_future","x":1},
+        ]);
+        for (id, sent) in [(7, json!(7)), (8, json!("8"))] {
+            let answer = call(&traffic, id);
+            let text = json!({"jsonrpc":"2.0","id":sent,"result":{
+                "content":content,"structuredContent":{"z":1,"a":2},"isError":true,"_meta":{}}});
+            let seen = traffic.incoming(text.to_string().as_bytes()).unwrap();
+            assert!(matches!(seen, ServerJsonRpcMessage::Response(r) if r.id == NumberOrString::Number(id)));
+            let result = answer.lock().take().unwrap().unwrap();
+            assert_eq!(Value::from(result.content), content);
+            assert_eq!(result.structured_content.unwrap().to_string(), r#"{"z":1,"a":2}"#);
+            assert!(result.is_error);
+        }
+        assert!(traffic.calls.lock().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_result_is_said_to_be_none() {
+        for text in ["[]", "1", r#"{"content":1}"#, r#"{"resultType":"input_required"}"#, r#"{"resultType":"x"}"#] {
+            assert!(read_result(text).is_err(), "{text}");
+        }
+        assert_eq!(read_result("{}").unwrap(), CallResult::default());
+        let deep = format!("{{\"structuredContent\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(read_result(&deep).is_err());
+    }
+
+    #[test]
+    fn a_cancelled_call_is_forgotten_with_its_late_answer() {
+        let traffic = traffic();
+        let answer = call(&traffic, 1);
+        let cancelled = json!({"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}});
+        traffic.outgoing(&serde_json::from_value(cancelled).unwrap());
+        traffic.incoming(br#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#);
+        assert!(answer.lock().is_none());
+        assert_eq!(traffic.unasked.lock().messages, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_is_held_back_until_the_window_is_over() {
+        let traffic = traffic();
+        for _ in 0..=limits::UNASKED_MESSAGES {
+            traffic.incoming(b"noise");
+        }
+        let before = Instant::now();
+        traffic.unhurried().await;
+        assert!(before.elapsed() >= limits::UNASKED_WINDOW / 2);
+        traffic.unhurried().await;
+        traffic.incoming(&vec![b'x'; limits::UNASKED_BYTES + 1]);
+        assert!(traffic.unasked.lock().pause().is_some());
+    }
+}
