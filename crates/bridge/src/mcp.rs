@@ -1,6 +1,7 @@
 //! MCP for both lifecycles: lists, calls, progress, cancellation, change notices.
 
 use std::{
+    collections::VecDeque,
     process::ExitCode,
     sync::{
         Arc,
@@ -15,6 +16,7 @@ use oubliette_protocol::{
     tool::CallResult,
 };
 use oubliette_relay::{CallOptions, Progress};
+use parking_lot::Mutex;
 use rmcp::{
     ErrorData, RoleServer, ServerHandler, ServiceExt,
     model::{
@@ -29,7 +31,7 @@ use rmcp::{
     },
 };
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 use crate::{
     link::Link,
@@ -42,6 +44,8 @@ use crate::{
 const FIRST_LIST: Duration = Duration::from_secs(10);
 /// How often an agent that asked for progress hears that its call still waits.
 const STILL_HERE: Duration = Duration::from_secs(5);
+/// How many reports of one call may wait to be passed on.
+const MAX_REPORTS: usize = 16;
 /// How long open calls may take to end once the agent has closed stdin.
 const LAST_CALLS: Duration = Duration::from_secs(1);
 
@@ -97,21 +101,24 @@ impl Bridge {
 
     /// Method and params of a call by this route.
     fn request(&self, route: &Route, arguments: Object) -> (String, Value) {
-        let arguments = Some(Value::Object(arguments));
+        let arguments = Value::Object(arguments);
         match route.clone() {
             Route::Caller { caller_id, tool } => {
                 let params = CallerToolParams {
                     tool,
-                    arguments,
+                    arguments: Some(arguments),
                     caller_id: Some(caller_id),
                 };
                 (method::CALLER_TOOL.into(), json!(params))
             }
             Route::Agent(tool) => (
                 method::AGENT_CALL_TOOL.into(),
-                json!(AgentCallParams { tool, arguments }),
+                json!(AgentCallParams {
+                    tool,
+                    arguments: Some(arguments)
+                }),
             ),
-            Route::Base(tool) => (tool, arguments.unwrap_or_default()),
+            Route::Base(tool) => (tool, arguments),
             Route::Own(tool) => {
                 let api_key = self
                     .link
@@ -122,7 +129,7 @@ impl Bridge {
                     method::OUBLIETTE_CALL_TOOL.into(),
                     json!(OwnCallParams {
                         tool,
-                        arguments,
+                        arguments: Some(arguments),
                         api_key
                     }),
                 )
@@ -136,20 +143,22 @@ impl Bridge {
             return away(self.link.socket());
         };
         let (method, params) = self.request(&route, arguments);
-        let (tx, reports) = mpsc::channel(16);
-        let options = CallOptions::default()
-            .cancel(context.ct.clone())
-            .on_progress(move |report| {
-                // Reports are for patience, not for the record: one that finds no room is dropped.
-                let _ = tx.try_send(report);
-            });
-        let calling = peer.call_with(&method, params, options);
+        let options = CallOptions::default().cancel(context.ct.clone());
         let outcome = match context.meta.get_progress_token() {
-            None => calling.await,
-            Some(token) => tokio::select! {
-                outcome = calling => outcome,
-                never = keep_patient(context, token, reports) => match never {},
-            },
+            None => peer.call_with(&method, params, options).await,
+            Some(token) => {
+                let reports = Arc::new(Reports::default());
+                let heard = reports.clone();
+                let calling = peer.call_with(
+                    &method,
+                    params,
+                    options.on_progress(move |report| heard.push(report)),
+                );
+                tokio::select! {
+                    outcome = calling => outcome,
+                    never = keep_patient(context, token, &reports) => match never {},
+                }
+            }
         };
         match outcome {
             Ok(value) => answered(&route, value),
@@ -158,21 +167,44 @@ impl Bridge {
     }
 }
 
+/// Reports not yet passed on. Small: every waiting call has one.
+#[derive(Default)]
+struct Reports {
+    queue: Mutex<VecDeque<Progress>>,
+    more: Notify,
+}
+
+impl Reports {
+    /// Reports are for patience, not for the record: one that finds no room is dropped.
+    fn push(&self, report: Progress) {
+        let mut queue = self.queue.lock();
+        if queue.len() < MAX_REPORTS {
+            queue.push_back(report);
+            self.more.notify_one();
+        }
+    }
+
+    async fn next(&self) -> Progress {
+        loop {
+            if let Some(report) = self.queue.lock().pop_front() {
+                return report;
+            }
+            self.more.notified().await;
+        }
+    }
+}
+
 /// Sends what the server reports, and a sign of life when it reports nothing.
 async fn keep_patient(
     context: &RequestContext<RoleServer>,
     token: ProgressToken,
-    mut reports: mpsc::Receiver<Progress>,
+    reports: &Reports,
 ) -> std::convert::Infallible {
     // Each value must be above the last, and a sign of life must not overtake a later report.
     const STEP: f64 = 0.001;
     let mut last = 0.0_f64;
     loop {
-        let heard = match tokio::time::timeout(STILL_HERE, reports.recv()).await {
-            Ok(Some(report)) => Some(report),
-            Ok(None) => std::future::pending().await,
-            Err(_) => None,
-        };
+        let heard = tokio::time::timeout(STILL_HERE, reports.next()).await.ok();
         last = match &heard {
             Some(report) if report.progress > last => report.progress,
             _ => last + STEP,
@@ -181,7 +213,7 @@ async fn keep_patient(
         params.total = heard.as_ref().and_then(|report| report.total);
         params.message = heard.map_or_else(|| Some("still waiting".into()), |report| report.message);
         // An agent that is gone is noticed where its stdin is read.
-        let _ = context.peer.notify_progress(params).await;
+        let _ = Box::pin(context.peer.notify_progress(params)).await;
     }
 }
 
