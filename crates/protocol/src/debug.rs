@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{RequestId, SessionId, Slug, tool::{Light, Source}};
+use crate::{SessionId, Slug, tool::{Light, Source}};
 
 /// One entry of the debugger's log. `index` is server-wide.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ pub enum DebugBody {
         reason: Option<String>,
     },
     /// An answer to a caller tool request was refused.
-    AnswerRefused { request_id: RequestId, reason: String },
+    AnswerRefused { request_id: String, reason: String },
     /// A model was asked through the server.
     ModelRequest { provider: String, path: String, status: u16, duration_ms: f64 },
 }
