@@ -1,0 +1,326 @@
+//! One running agent's tools: its servers, started side by side, and the registry made of what they offer.
+//!
+//! A context is built for one agent and never becomes another's: switching builds a new one and tears this
+//! one down. `server` is one entry of `use`; `sink` takes secrets out of what servers tell the debugger.
+
+mod server;
+mod sink;
+
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use arc_swap::ArcSwap;
+use futures::future::join_all;
+use indexmap::IndexMap;
+use oubliette_protocol::{
+    CatalogId, Error, Object, Result, SessionId, Slug,
+    agent::AgentDefinition,
+    catalog::ToolDefinition,
+    debug::DebugBody,
+    tool::{CallResult, ServerRow, ToolRow},
+};
+use oubliette_sandbox::{Limits, Sandbox};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+use crate::{
+    CallContext, DebugSink, Environment, Permit, Secrets, Trust,
+    allow::Rules,
+    registry::{Entry, Registry},
+};
+
+use self::{server::Server, sink::MaskingSink};
+
+/// What a context is built from.
+#[derive(Clone)]
+pub struct BuildSpec {
+    /// The session it is for.
+    pub session_id: SessionId,
+    /// The agent.
+    pub agent: Slug,
+    /// Its definition.
+    pub definition: Arc<AgentDefinition>,
+    /// The entries of `use`, in that order.
+    pub catalog: Vec<Arc<ToolDefinition>>,
+    /// Every id of the catalog: a tool of one that is not in `use` is blocked, not unknown.
+    pub known: Arc<HashSet<CatalogId>>,
+    /// The session's workspace on the host.
+    pub workspace: PathBuf,
+    /// Where servers and commands run.
+    pub sandbox: Arc<dyn Sandbox>,
+    /// Where servers with `isolation: "host"` run.
+    pub host: Arc<dyn Sandbox>,
+    /// What of the host is open.
+    pub trust: Arc<Trust>,
+    /// How much of the machine one server may use.
+    pub limits: Limits,
+    /// The server's environment.
+    pub env: Arc<dyn Environment>,
+    /// The session's debugger.
+    pub debug: Arc<dyn DebugSink>,
+    /// The egress proxy's socket on the host, for servers with `network: "proxy"`.
+    pub proxy_socket: Option<PathBuf>,
+}
+
+/// One running agent's tools.
+pub struct Context {
+    me: Weak<Context>,
+    spec: BuildSpec,
+    rules: Arc<Rules>,
+    secrets: Arc<Secrets>,
+    servers: RwLock<IndexMap<CatalogId, Arc<Server>>>,
+    registry: ArcSwap<Registry>,
+    /// Held while the registry is made anew, so that an older view never replaces a newer one.
+    rebuilding: Mutex<()>,
+    /// Held while a server is replaced or all are stopped.
+    changing: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
+    changes: watch::Sender<u64>,
+}
+
+impl Context {
+    /// Checks, starts and registers everything. A definition that asks for more of the host than it may
+    /// have refuses the whole agent before anything is started; a server that does not start is red, its
+    /// tools unavailable, and the rest go on.
+    pub async fn build(spec: BuildSpec) -> Result<Arc<Self>> {
+        let started = Instant::now();
+        spec.trust.check_agent(&spec.definition)?;
+        let used = in_use_order(&spec)?;
+        for tool in &used {
+            spec.trust.check_tool(tool)?;
+        }
+        let secrets = Arc::new(Secrets::new());
+        let debug = Arc::new(MaskingSink::new(spec.debug.clone(), secrets.clone()));
+        let context = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            rules: Arc::new(Rules::new(&spec.definition.tools)),
+            spec: BuildSpec { debug, ..spec },
+            secrets,
+            servers: RwLock::default(),
+            registry: ArcSwap::default(),
+            rebuilding: Mutex::new(()),
+            changing: tokio::sync::Mutex::new(()),
+            closed: AtomicBool::new(false),
+            changes: watch::Sender::new(0),
+        });
+        context.record(DebugBody::BuildStarted {
+            servers: used.iter().map(|tool| tool.id().to_string()).collect(),
+        });
+        let servers: Vec<Arc<Server>> = used.iter().map(|tool| context.start(tool)).collect();
+        *context.servers.write() = servers
+            .iter()
+            .map(|server| (server.id().clone(), server.clone()))
+            .collect();
+        join_all(servers.iter().map(|server| server.settled())).await;
+        context.rebuild();
+        let tools = context.registry().listed().count();
+        let took_ms = millis(started);
+        context.record(DebugBody::BuildFinished { tools, took_ms });
+        Ok(context)
+    }
+
+    /// Starts one entry and follows its changes from the first one on.
+    fn start(&self, tool: &ToolDefinition) -> Arc<Server> {
+        self.spec
+            .trust
+            .gather_secrets(tool, &*self.spec.env, &self.secrets);
+        Server::start(tool, &self.spec, self.me.clone())
+    }
+
+    /// The agent.
+    pub fn agent(&self) -> &Slug {
+        &self.spec.agent
+    }
+
+    /// Its definition.
+    pub fn definition(&self) -> &Arc<AgentDefinition> {
+        &self.spec.definition
+    }
+
+    /// Its catalog tools as they are now.
+    pub fn registry(&self) -> Arc<Registry> {
+        self.registry.load_full()
+    }
+
+    /// What its servers read from the environment.
+    pub fn secrets(&self) -> &Secrets {
+        &self.secrets
+    }
+
+    /// Bumped whenever the agent's list changes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Every catalog tool as `tool_list` shows it.
+    pub fn rows(&self) -> Vec<ToolRow> {
+        self.registry().entries().iter().map(Entry::row).collect()
+    }
+
+    /// Every server as `tool_list` shows it.
+    pub fn servers(&self) -> Vec<ServerRow> {
+        let servers = self.all();
+        let rows = servers.iter().map(|server| server.row());
+        rows.map(|row| ServerRow {
+            error: row.error.map(|e| self.secrets.mask_text(&e)),
+            ..row
+        })
+        .collect()
+    }
+
+    /// Calls a tool of one entry; the permit says that it may be.
+    pub(crate) async fn dispatch(
+        &self,
+        permit: Permit,
+        id: &CatalogId,
+        tool: &str,
+        arguments: Object,
+        ctx: &CallContext,
+    ) -> Result<CallResult> {
+        let server = self.servers.read().get(id.as_str()).cloned();
+        match server {
+            Some(server) => server.call(permit, tool, arguments, ctx).await,
+            None => Err(Error::unavailable(format!("{id} has been stopped"))),
+        }
+    }
+
+    /// Stops a server and starts it again.
+    pub async fn restart_server(&self, id: &CatalogId) -> Result<()> {
+        let _one_at_a_time = self.changing.lock().await;
+        let server = self.servers.read().get(id.as_str()).cloned();
+        let Some(server) = server else {
+            let agent = self.agent();
+            return Err(Error::not_found(format!("agent {agent} runs no server {id}")));
+        };
+        let restarted = server.restart().await;
+        self.rebuild();
+        restarted
+    }
+
+    /// Replaces one server by a changed definition of it; the others are not touched. An entry the agent
+    /// does not use is none of its business.
+    pub async fn reload(&self, tool: Arc<ToolDefinition>) -> Result<()> {
+        let _one_at_a_time = self.changing.lock().await;
+        let old = self.servers.read().get(tool.id().as_str()).cloned();
+        let Some(old) = old else { return Ok(()) };
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.spec.trust.check_tool(&tool)?;
+        old.stop("its definition changed").await;
+        let new = self.start(&tool);
+        self.servers.write().insert(tool.id().clone(), new.clone());
+        new.settled().await;
+        self.rebuild();
+        Ok(())
+    }
+
+    /// Stops every server, whole process trees, and clears the registry. Nothing of this context can be
+    /// called afterwards.
+    pub async fn teardown(&self) {
+        let _one_at_a_time = self.changing.lock().await;
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let started = Instant::now();
+        self.record(DebugBody::TeardownStarted {});
+        let servers: Vec<Arc<Server>> = self.servers.write().drain(..).map(|(_, server)| server).collect();
+        join_all(
+            servers
+                .iter()
+                .map(|server| server.stop("the agent's context was torn down")),
+        )
+        .await;
+        let tools = {
+            let _one_at_a_time = self.rebuilding.lock();
+            self.registry.swap(Arc::default()).entries().len()
+        };
+        self.record(DebugBody::RegistryCleared { tools });
+        self.record(DebugBody::TeardownFinished {
+            took_ms: millis(started),
+        });
+        self.changes.send_modify(|version| *version += 1);
+    }
+
+    /// Makes the registry anew from what the servers offer now.
+    pub(crate) fn rebuild(&self) {
+        let (old, new) = {
+            let _one_at_a_time = self.rebuilding.lock();
+            if self.closed.load(Ordering::Acquire) {
+                return;
+            }
+            let offers: Vec<_> = self
+                .all()
+                .iter()
+                .map(|server| server.offer(&self.secrets))
+                .collect();
+            let tools = &self.spec.definition.tools;
+            let new = Arc::new(Registry::new(
+                tools,
+                self.rules.clone(),
+                &offers,
+                self.spec.known.clone(),
+            ));
+            (self.registry.swap(new.clone()), new)
+        };
+        let before: HashSet<&str> = old.entries().iter().map(|entry| &*entry.canonical).collect();
+        for entry in new
+            .entries()
+            .iter()
+            .filter(|entry| !before.contains(&*entry.canonical))
+        {
+            self.record(DebugBody::ToolRegistered {
+                tool: entry.name.clone(),
+                canonical: entry.canonical.to_string(),
+                server: entry.id.to_string(),
+                allowed: entry.verdict.allows(),
+                available: entry.unavailable().is_none(),
+                reason: Some(entry.reason()),
+            });
+        }
+        if !same_list(&old, &new) {
+            self.changes.send_modify(|version| *version += 1);
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Server>> {
+        self.servers.read().values().cloned().collect()
+    }
+
+    fn record(&self, body: DebugBody) {
+        self.spec.debug.record(Some(&self.spec.agent), body);
+    }
+}
+
+/// The definitions in the order `use` names them.
+fn in_use_order(spec: &BuildSpec) -> Result<Vec<Arc<ToolDefinition>>> {
+    let find = |id: &CatalogId| spec.catalog.iter().find(|tool| tool.id() == id).cloned();
+    let uses = &spec.definition.tools.uses;
+    let found = uses.iter().map(|id| {
+        find(id).ok_or_else(|| {
+            Error::invalid(format!(
+                "agent {} uses {id}, which is not in the catalog",
+                spec.agent
+            ))
+        })
+    });
+    found.collect()
+}
+
+/// Whether the agent would see no difference.
+fn same_list(a: &Registry, b: &Registry) -> bool {
+    let same =
+        |(a, b): (&Entry, &Entry)| a.name == b.name && (Arc::ptr_eq(&a.info, &b.info) || a.info == b.info);
+    a.listed().count() == b.listed().count() && a.listed().zip(b.listed()).all(same)
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

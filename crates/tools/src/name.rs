@@ -1,0 +1,119 @@
+//! How tools are named, and how long a name may be.
+//!
+//! A catalog tool has a canonical name, `@<id>/<tool>`, and a plain one, `<id>_<tool>`, that any model can
+//! spell. Neither a catalog id nor a caller id can hold `_`, so what stands before the first `_` of a plain
+//! name says whose it is.
+
+use oubliette_protocol::{CatalogId, agent::tool_name_byte, relay::method};
+
+/// Longest name of a tool that is taken from a server, in bytes.
+pub const MAX_TOOL: usize = 200;
+
+/// Longest name a call may use, in bytes: room for `@<id>/` before the longest tool.
+pub const MAX_CALLED: usize = MAX_TOOL + 64;
+
+/// What the names of Oubliette's own tools start with.
+pub const OWN_PREFIX: &str = "oubliette_";
+
+/// `@<id>/<tool>`.
+pub fn canonical(id: &CatalogId, tool: &str) -> String {
+    format!("@{id}/{tool}")
+}
+
+/// `<id>_<tool>`, every character outside `[A-Za-z0-9_-]` made `_`.
+pub fn plain(id: &CatalogId, tool: &str) -> String {
+    let mut name = String::with_capacity(id.as_str().len() + 1 + tool.len());
+    name.push_str(id.as_str());
+    name.push('_');
+    name.extend(tool.chars().map(|c| {
+        if u8::try_from(c).is_ok_and(tool_name_byte) {
+            c
+        } else {
+            '_'
+        }
+    }));
+    name
+}
+
+/// What stands before the first `_`: the id of a catalog entry or caller, if it is one's.
+pub fn owner(name: &str) -> Option<(&str, &str)> {
+    name.split_once('_')
+        .filter(|(owner, rest)| !owner.is_empty() && !rest.is_empty())
+}
+
+/// Why a name belongs to Oubliette itself and can be no catalog tool's.
+pub fn reserved(name: &str) -> Option<&'static str> {
+    if method::BASE.contains(&name) {
+        return Some("a base tool of every agent");
+    }
+    name.starts_with(OWN_PREFIX)
+        .then_some("one of Oubliette's own tools")
+}
+
+/// Up to three of `names` that somebody who wrote `wanted` may have meant.
+pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    const LONGEST: usize = 64;
+    const MOST: usize = 2_000;
+    if wanted.len() > LONGEST {
+        return Vec::new();
+    }
+    let near = names.take(MOST).filter(|name| name.len() <= LONGEST);
+    let mut scored: Vec<(usize, &str)> = near
+        .map(|name| (distance(wanted, name), name))
+        .filter(|(far, _)| *far <= 3)
+        .collect();
+    scored.sort_unstable();
+    scored.dedup();
+    scored.into_iter().take(3).map(|(_, name)| name).collect()
+}
+
+/// Levenshtein's distance, by bytes.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let changed = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_are_made_spellable() {
+        let id: CatalogId = "my-files".parse().unwrap();
+        assert_eq!(canonical(&id, "read.file"), "@my-files/read.file");
+        assert_eq!(plain(&id, "read.file/ä x"), "my-files_read_file___x");
+        assert_eq!(owner("my-files_read_file"), Some(("my-files", "read_file")));
+        assert_eq!(owner("_x"), None);
+        assert!(reserved("session_message").is_some() && reserved("oubliette_x").is_some());
+        assert!(reserved("oubliettes_x").is_none());
+    }
+
+    #[test]
+    fn a_slip_of_the_pen_is_recognised() {
+        assert_eq!(
+            nearest("read_fiel", ["read_file", "write", "read"].into_iter()),
+            ["read_file"]
+        );
+        assert!(nearest(&"x".repeat(10_000), ["x"].into_iter()).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn a_plain_name_has_only_plain_characters(tool in ".{1,60}") {
+            let id: CatalogId = "a".parse().unwrap();
+            let name = plain(&id, &tool);
+            prop_assert!(name.bytes().all(tool_name_byte));
+            prop_assert_eq!(name.chars().count(), tool.chars().count() + 2);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What `tool_list` shows: every tool of every source, and the rule that governs it.
+
+use std::collections::HashSet;
+
+use oubliette_protocol::{
+    Result,
+    caller::full_name,
+    tool::{Source, ToolList, ToolRow, ToolSpec},
+};
+
+use crate::{name, registry::Registry};
+
+use super::Plane;
+
+impl Plane {
+    /// Base, caller and catalog tools, and the servers. Oubliette's own are in [`Plane::list_own`].
+    pub fn list(&self) -> ToolList {
+        let Some(context) = self.context() else {
+            return ToolList::default();
+        };
+        let registry = context.registry();
+        let mut tools = Vec::new();
+        for spec in self.parts.own.base_specs() {
+            tools.push(row(
+                &registry,
+                spec,
+                Source::Base,
+                None,
+                "a base tool of every agent",
+            ));
+        }
+        for lender in self.parts.callers.declarations() {
+            for tool in &lender.tools {
+                let spec = ToolSpec {
+                    name: full_name(&lender.caller_id, &tool.name),
+                    description: tool.description.clone(),
+                    input_schema: tool.input_schema.clone(),
+                };
+                let server = Some(lender.caller_id.to_string());
+                tools.push(row(
+                    &registry,
+                    spec,
+                    Source::Caller,
+                    server,
+                    "lent by its caller's declaration",
+                ));
+            }
+        }
+        let lent = self.lent_names();
+        tools.extend(registry.entries().iter().map(|entry| {
+            let mut row = entry.row();
+            if row.available && row.allowed && lent.contains(&row.name) {
+                row.available = false;
+                row.reason = Some(format!(
+                    "{}; unavailable: a caller lends a tool of this name",
+                    entry.reason()
+                ));
+            }
+            row
+        }));
+        ToolList {
+            tools,
+            servers: context.servers(),
+        }
+    }
+
+    /// Oubliette's own tools as far as a key reaches.
+    pub async fn list_own(&self, key: &str) -> Result<Vec<ToolRow>> {
+        let Some(context) = self.context() else {
+            return Ok(Vec::new());
+        };
+        let specs = self.parts.own.list(&self.parts.session_id, key).await?;
+        let registry = context.registry();
+        let rows = specs.into_iter().map(|spec| {
+            let spec = ToolSpec {
+                name: format!("{}{}", name::OWN_PREFIX, spec.name),
+                ..spec
+            };
+            row(
+                &registry,
+                spec,
+                Source::Oubliette,
+                None,
+                "within reach of the agent's key",
+            )
+        });
+        Ok(rows.collect())
+    }
+
+    /// Why a full name cannot be lent: something of the session answers to it already.
+    pub fn taken(&self, full_name: &str) -> Option<String> {
+        if let Some(whose) = name::reserved(full_name) {
+            return Some(format!("{full_name} is {whose}"));
+        }
+        let context = self.context()?;
+        let registry = context.registry();
+        let holder = registry
+            .entries()
+            .iter()
+            .find(|entry| entry.listed() && entry.name == full_name)?;
+        Some(format!("{full_name} is the agent's tool {}", holder.canonical))
+    }
+
+    pub(super) fn lent_names(&self) -> HashSet<String> {
+        let lenders = self.parts.callers.declarations();
+        let names = lenders
+            .iter()
+            .flat_map(|l| l.tools.iter().map(|tool| full_name(&l.caller_id, &tool.name)));
+        names.collect()
+    }
+}
+
+fn row(registry: &Registry, spec: ToolSpec, source: Source, server: Option<String>, rule: &str) -> ToolRow {
+    let denied = registry.rules().denies(&spec.name);
+    ToolRow {
+        canonical: spec.name.clone(),
+        name: spec.name,
+        aliases: Vec::new(),
+        source,
+        server,
+        allowed: denied.is_none(),
+        reason: Some(denied.map_or_else(|| rule.to_owned(), |p| format!("denied by {p:?} in tools.denied"))),
+        available: true,
+        description: spec.description,
+        input_schema: spec.input_schema,
+    }
+}

@@ -1,0 +1,147 @@
+//! Values that may never be shown, and how they are taken out of what is.
+
+use parking_lot::RwLock;
+use serde_json::Value;
+
+/// What stands in a secret's place.
+pub const MASK: &str = "•••";
+
+/// Shorter values are masked only where they are the whole of a string: taken out of the middle of any
+/// text they would garble it and still be guessed.
+const LEAST_INSIDE: usize = 6;
+
+/// A set of secret values. It never prints them.
+#[derive(Default)]
+pub struct Secrets(RwLock<Vec<Secret>>);
+
+#[derive(Clone, PartialEq, Eq)]
+struct Secret {
+    plain: String,
+    /// As it stands inside JSON text, when that is different.
+    escaped: Option<String>,
+}
+
+impl Secrets {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a value to hide. Longer ones are hidden first, so that one inside another leaves no rest.
+    pub fn hide(&self, value: &str) {
+        if value.is_empty() {
+            return;
+        }
+        let quoted = Value::from(value).to_string();
+        let inner = &quoted[1..quoted.len() - 1];
+        let secret = Secret {
+            plain: value.into(),
+            escaped: (inner != value).then(|| inner.into()),
+        };
+        let mut all = self.0.write();
+        if !all.contains(&secret) {
+            let place = all.partition_point(|other| other.plain.len() >= value.len());
+            all.insert(place, secret);
+        }
+    }
+
+    /// Adds every value of another set.
+    pub fn extend(&self, other: &Secrets) {
+        let values: Vec<Secret> = other.0.read().clone();
+        values.iter().for_each(|secret| self.hide(&secret.plain));
+    }
+
+    /// Whether there is nothing to hide.
+    pub fn is_empty(&self) -> bool {
+        self.0.read().is_empty()
+    }
+
+    /// Takes every secret out of a text.
+    pub fn mask_text(&self, text: &str) -> String {
+        let mut out = text.to_owned();
+        self.mask_in_place(&mut out);
+        out
+    }
+
+    fn mask_in_place(&self, text: &mut String) {
+        for secret in self.0.read().iter() {
+            if *text == secret.plain {
+                *text = MASK.into();
+                return;
+            }
+            if secret.plain.len() < LEAST_INSIDE {
+                continue;
+            }
+            for form in std::iter::once(&secret.plain).chain(&secret.escaped) {
+                if text.contains(form.as_str()) {
+                    *text = text.replace(form.as_str(), MASK);
+                }
+            }
+        }
+    }
+
+    /// Takes every secret out of a JSON value, keys too.
+    pub fn mask(&self, value: &mut Value) {
+        if self.is_empty() {
+            return;
+        }
+        self.walk(value);
+    }
+
+    fn walk(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => self.mask_in_place(text),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.walk(item)),
+            Value::Object(object) => {
+                let masked = std::mem::take(object).into_iter().map(|(mut key, mut value)| {
+                    self.mask_in_place(&mut key);
+                    self.walk(&mut value);
+                    (key, value)
+                });
+                *object = masked.collect();
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Secrets({})", self.0.read().len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_secret_is_taken_out_wherever_it_stands() {
+        let secrets = Secrets::new();
+        secrets.hide("s3cr\"et-value");
+        secrets.hide("s3cr\"et-value-longer");
+        secrets.hide("ab");
+        let mut value = json!({
+            "plain": "x s3cr\"et-value y", "in json": r#"{"k":"s3cr\"et-value-longer"}"#,
+            "s3cr\"et-value": ["ab", "cabbage", {"deep": "s3cr\"et-value"}],
+        });
+        secrets.mask(&mut value);
+        let text = value.to_string();
+        assert!(!text.contains("s3cr") && !text.contains("longer"), "{text}");
+        assert!(text.contains("cabbage") && !text.contains(r#""ab""#), "{text}");
+        assert!(!format!("{secrets:?}").contains("s3cr"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_keeps_a_secret(secret in "[a-zA-Z0-9+/=_-]{6,40}", before in ".{0,20}", after in ".{0,20}") {
+            let secrets = Secrets::new();
+            secrets.hide(&secret);
+            let masked = secrets.mask_text(&format!("{before}{secret}{after}"));
+            // What is around it may itself hold the secret only in pieces.
+            prop_assert!(!masked.contains(&secret) || masked.contains(MASK));
+        }
+    }
+}
