@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     // First of all: the inner stage forks and drops rights, which must happen while there is one thread.
     if args.peek().is_some_and(|arg| arg == "sandbox-init") {
         args.next();
-        //oubliette_sandbox::inner::main(args)
+        oubliette_sandbox::inner::main(args)
     }
     match args.next().as_ref().map(|arg| arg.to_string_lossy()).as_deref() {
         None => serve(),
