@@ -1,0 +1,10 @@
+//! The tables, a file a noun. Each has its row, its reads and its writes.
+
+pub mod audit;
+pub mod memory;
+pub mod projects;
+pub(crate) mod purge;
+mod row;
+pub mod sessions;
+pub mod tokens;
+pub mod workspaces;

@@ -1,0 +1,159 @@
+//! Workspaces.
+
+use indexmap::IndexMap;
+use jiff::Timestamp;
+use oubliette_protocol::{Error, ProjectId, Result, WorkspaceId};
+use serde_json::Value;
+use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
+
+use super::row::{json, maybe_json, parsed, text, time, to_json};
+use crate::{
+    fault::{Fault, read_error},
+    page::{Page, Paged, TimeKey},
+    store::Store,
+    writer::{Tx, Write},
+};
+
+const LIST: &str = "workspaces";
+
+/// A workspace.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkspaceRow {
+    /// Its id, and its folder's name.
+    pub workspace_id: WorkspaceId,
+    /// Whose it is.
+    pub project_id: ProjectId,
+    /// What people call it.
+    pub name: String,
+    /// The environment of sessions on it, besides the project's.
+    pub env: IndexMap<String, String>,
+    /// Where its content came from, as JSON.
+    pub source: Option<Value>,
+    /// When it was made.
+    pub created_at: Timestamp,
+}
+
+impl Store {
+    /// Keeps a new workspace; `not_found` if its project is not there.
+    pub async fn workspace_insert(&self, workspace: WorkspaceRow) -> Result<()> {
+        self.write(Insert(workspace)).await
+    }
+
+    /// Replaces a workspace's name, environment and source.
+    pub async fn workspace_update(&self, workspace: WorkspaceRow) -> Result<()> {
+        self.write(Update(workspace)).await
+    }
+
+    /// One workspace.
+    pub async fn workspace_get(&self, id: &WorkspaceId) -> Result<Option<WorkspaceRow>> {
+        let row = sqlx::query("SELECT * FROM workspaces WHERE workspace_id = $1")
+            .bind(id.as_str())
+            .fetch_optional(self.readers())
+            .await;
+        row.map_err(read_error)?.map(|row| workspace(&row)).transpose()
+    }
+
+    /// A project's workspaces, oldest first.
+    pub async fn workspace_list(&self, project: &ProjectId, page: Page) -> Result<Paged<WorkspaceRow>> {
+        let (limit, after) = (page.rows()?, page.after::<TimeKey<WorkspaceId>>(LIST)?);
+        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM workspaces WHERE project_id = ");
+        query.push_bind(project.as_str());
+        if let Some(after) = after {
+            query
+                .push(" AND (created_at, workspace_id) > (")
+                .push_bind(after.millis)
+                .push(", ");
+            query.push_bind(after.id.as_str()).push(")");
+        }
+        query
+            .push(" ORDER BY created_at, workspace_id LIMIT ")
+            .push_bind(limit as i64 + 1);
+        let rows = query
+            .build()
+            .fetch_all(self.readers())
+            .await
+            .map_err(read_error)?;
+        let workspaces = rows.iter().map(workspace).collect::<Result<Vec<_>>>()?;
+        Ok(Paged::cut(workspaces, limit, LIST, |row| {
+            format!("{}/{}", row.created_at.as_millisecond(), row.workspace_id)
+        }))
+    }
+
+    /// Deletes a workspace. False: there is none.
+    pub async fn workspace_delete(&self, id: &WorkspaceId) -> Result<bool> {
+        self.write(Delete(id.clone())).await
+    }
+}
+
+fn workspace(row: &SqliteRow) -> Result<WorkspaceRow> {
+    Ok(WorkspaceRow {
+        workspace_id: parsed(row, "workspace_id")?,
+        project_id: parsed(row, "project_id")?,
+        name: text(row, "name")?,
+        env: json(row, "env")?,
+        source: maybe_json(row, "source")?,
+        created_at: time(row, "created_at")?,
+    })
+}
+
+pub(super) async fn insert(tx: &mut Tx, workspace: &WorkspaceRow) -> Result<(), Fault> {
+    sqlx::query(
+        "INSERT INTO workspaces (workspace_id, project_id, name, env, source, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6)",
+    )
+    .bind(workspace.workspace_id.as_str())
+    .bind(workspace.project_id.as_str())
+    .bind(&workspace.name)
+    .bind(to_json(&workspace.env)?)
+    .bind(workspace.source.as_ref().map(to_json).transpose()?)
+    .bind(workspace.created_at.as_millisecond())
+    .execute(&mut tx.db)
+    .await?;
+    Ok(())
+}
+
+struct Insert(WorkspaceRow);
+
+impl Write for Insert {
+    type Out = ();
+
+    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+        insert(tx, &self.0).await
+    }
+}
+
+struct Update(WorkspaceRow);
+
+impl Write for Update {
+    type Out = ();
+
+    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+        let workspace = &self.0;
+        let done =
+            sqlx::query("UPDATE workspaces SET name = $2, env = $3, source = $4 WHERE workspace_id = $1")
+                .bind(workspace.workspace_id.as_str())
+                .bind(&workspace.name)
+                .bind(to_json(&workspace.env)?)
+                .bind(workspace.source.as_ref().map(to_json).transpose()?)
+                .execute(&mut tx.db)
+                .await?;
+        match done.rows_affected() {
+            0 => Err(Error::not_found(format!("there is no workspace {}", workspace.workspace_id)).into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+struct Delete(WorkspaceId);
+
+impl Write for Delete {
+    type Out = bool;
+
+    async fn apply(&self, tx: &mut Tx) -> Result<bool, Fault> {
+        let done = sqlx::query("DELETE FROM workspaces WHERE workspace_id = $1")
+            .bind(self.0.as_str())
+            .execute(&mut tx.db)
+            .await?;
+        Ok(done.rows_affected() > 0)
+    }
+}

@@ -1,0 +1,72 @@
+//! Many rows in few statements. A statement of many rows costs little more than one of one row, so rows
+//! go in by the largest of a few fixed sizes: few enough statements to keep them all prepared.
+
+use std::{fmt::Write as _, sync::LazyLock};
+
+use sqlx::{Sqlite, SqliteConnection, query::Query, sqlite::SqliteArguments};
+
+use crate::fault::Fault;
+
+type Bound = Query<'static, Sqlite, SqliteArguments>;
+
+/// Rows of one statement.
+const SIZES: [usize; 3] = [64, 8, 1];
+
+/// `INSERT` statements for every size.
+pub(super) struct Insert([String; SIZES.len()]);
+
+impl Insert {
+    fn new(into: &str, columns: usize) -> Self {
+        Self(SIZES.map(|rows| {
+            let mut sql = format!("INSERT INTO {into} VALUES ");
+            for row in 0..rows {
+                sql.push_str(if row == 0 { "(" } else { ",(" });
+                for column in 0..columns {
+                    let comma = if column == 0 { "" } else { "," };
+                    let _ = write!(sql, "{comma}${}", row * columns + column + 1);
+                }
+                sql.push(')');
+            }
+            sql
+        }))
+    }
+
+    /// Writes all rows; `bind` adds one row's values to a statement.
+    pub(super) async fn rows<R>(
+        &'static self,
+        db: &mut SqliteConnection,
+        rows: &[R],
+        bind: impl Fn(Bound, &R) -> Bound,
+    ) -> Result<(), Fault> {
+        let mut left = rows;
+        for (sql, size) in self.0.iter().zip(SIZES) {
+            while left.len() >= size {
+                let (now, later) = left.split_at(size);
+                let query = now.iter().fold(sqlx::query(sql.as_str()), &bind);
+                query.execute(&mut *db).await?;
+                left = later;
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) static EVENTS: LazyLock<Insert> = LazyLock::new(|| Insert::new("events (log, idx, ts, body)", 4));
+pub(super) static DEBUG_EVENTS: LazyLock<Insert> = LazyLock::new(|| {
+    Insert::new(
+        "debug_events (idx, ts, session_id, agent, project_id, kind, body)",
+        7,
+    )
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_its_placeholders() {
+        let insert = Insert::new("t (a, b)", 2);
+        assert_eq!(insert.0[2], "INSERT INTO t (a, b) VALUES ($1,$2)");
+        assert!(insert.0[1].ends_with(",($15,$16)"), "{}", insert.0[1]);
+    }
+}

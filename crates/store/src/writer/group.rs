@@ -1,0 +1,482 @@
+//! One group of writes, from begin to commit.
+//!
+//! A write that is refused is taken back alone (a savepoint), and the rest of its group stands. When the
+//! transaction itself breaks (a full disk, say), it is gone with all that was in it; then each write is
+//! tried once more alone, so that one that cannot be written does not take the others with it.
+
+use std::{collections::HashMap, sync::Arc};
+
+use oubliette_protocol::{Error, ProjectId, SessionId, debug::DebugEvent, event::Event};
+use parking_lot::Mutex;
+use sqlx::{ConnectOptions, Row, SqliteConnection, sqlite::SqliteConnectOptions};
+
+use super::{
+    batch,
+    job::{Counter, EventJob, Survives, Task, Tx},
+};
+use crate::{
+    fault::Fault,
+    log::{
+        debugger::{DebugJob, Queue, Recorded},
+        tail::Hub,
+    },
+    tables::purge,
+};
+
+/// Sessions the writer remembers; past it, it forgets all and looks them up again.
+const REMEMBERED: usize = 4096;
+
+/// The writer's connection and what it knows.
+pub(super) struct Writer {
+    pub(super) tx: Tx,
+    again: SqliteConnectOptions,
+    pub(super) hub: Arc<Hub>,
+    pub(super) queue: Arc<Queue>,
+    fault: Arc<Mutex<Option<Error>>>,
+    synced: Survives,
+    /// Where each session's log goes on. True only while every commit succeeds.
+    logs: HashMap<SessionId, Place>,
+    projects: HashMap<SessionId, ProjectId>,
+    /// Whether there may be something left of deleted projects.
+    pub(super) purging: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    log: i64,
+    next: i64,
+}
+
+/// A task in a group, and how it went.
+enum Slot {
+    Events {
+        job: EventJob,
+        events: Vec<Arc<Event>>,
+        refused: Option<Error>,
+    },
+    Work {
+        job: Box<dyn super::job::Job>,
+        refused: Option<Error>,
+    },
+    Debug {
+        job: DebugJob,
+        recorded: Option<Recorded>,
+    },
+}
+
+/// Where a group broke.
+enum Break {
+    /// Nothing was begun: trying the parts alone would only wait again.
+    AtBegin(Error),
+    /// Something in it broke it.
+    Within(Error),
+}
+
+impl Writer {
+    pub(super) fn new(
+        db: SqliteConnection,
+        again: SqliteConnectOptions,
+        hub: Arc<Hub>,
+        queue: Arc<Queue>,
+        fault: Arc<Mutex<Option<Error>>>,
+    ) -> Self {
+        let tx = Tx {
+            db,
+            now: crate::now(),
+            gone: Vec::new(),
+            purge: false,
+        };
+        let (logs, projects) = Default::default();
+        Self {
+            tx,
+            again,
+            hub,
+            queue,
+            fault,
+            synced: Survives::Crash,
+            logs,
+            projects,
+            purging: true,
+        }
+    }
+
+    /// Writes a group, then shows and answers it.
+    pub(super) async fn commit(&mut self, tasks: impl Iterator<Item = Task>, debug: Vec<DebugJob>) {
+        let tasks = tasks.filter_map(|task| match task {
+            Task::Events(job) => Some(Slot::Events {
+                job,
+                events: Vec::new(),
+                refused: None,
+            }),
+            Task::Work(job) => Some(Slot::Work { job, refused: None }),
+            Task::Close => None,
+        });
+        let debug = debug.into_iter().map(|job| Slot::Debug { job, recorded: None });
+        let mut slots: Vec<Slot> = tasks.chain(debug).collect();
+        if slots.is_empty() {
+            return;
+        }
+        match self.attempt(&mut slots).await {
+            Ok(()) => self.finish(slots),
+            Err(Break::Within(_)) if slots.len() > 1 => {
+                for slot in slots {
+                    let mut alone = vec![slot];
+                    match self.attempt(&mut alone).await {
+                        Ok(()) => self.finish(alone),
+                        Err(Break::AtBegin(error) | Break::Within(error)) => fail(alone, &error),
+                    }
+                }
+            }
+            Err(Break::AtBegin(error) | Break::Within(error)) => fail(slots, &error),
+        }
+    }
+
+    /// Takes away a piece of what deleted projects left behind.
+    pub(super) async fn purge_some(&mut self) {
+        let outcome = async {
+            self.begin(Survives::Crash).await?;
+            let more = purge::some(&mut self.tx).await?;
+            sqlx::query("COMMIT").execute(&mut self.tx.db).await?;
+            Ok::<bool, Fault>(more)
+        };
+        match outcome.await {
+            Ok(more) => self.purging = more,
+            Err(fault) => {
+                self.broken(fault).await;
+                // Tried again at the next deletion or start.
+                self.purging = false;
+            }
+        }
+    }
+
+    async fn attempt(&mut self, slots: &mut [Slot]) -> Result<(), Break> {
+        let survives = slots.iter().map(Slot::survives).max().unwrap_or(Survives::Crash);
+        if let Err(fault) = self.begin(survives).await {
+            return Err(Break::AtBegin(self.broken(fault).await));
+        }
+        match self.apply(slots).await {
+            Ok(()) => {
+                let mut fault = self.fault.lock();
+                if fault.take().is_some() {
+                    tracing::info!("the database can be written again");
+                }
+                Ok(())
+            }
+            Err(fault) => Err(Break::Within(self.broken(fault).await)),
+        }
+    }
+
+    async fn begin(&mut self, survives: Survives) -> Result<(), Fault> {
+        if self.synced != survives {
+            // Cannot be changed within a transaction.
+            let level = match survives {
+                Survives::Crash => "PRAGMA synchronous = NORMAL",
+                Survives::PowerCut => "PRAGMA synchronous = FULL",
+            };
+            sqlx::query(level).execute(&mut self.tx.db).await?;
+            self.synced = survives;
+        }
+        self.tx.now = crate::now();
+        self.tx.gone.clear();
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut self.tx.db).await?;
+        Ok(())
+    }
+
+    async fn apply(&mut self, slots: &mut [Slot]) -> Result<(), Fault> {
+        let alone = slots.len() == 1;
+        let mut rows = Vec::new();
+        for slot in slots.iter_mut() {
+            match slot {
+                Slot::Work { job, refused } => {
+                    *refused = guarded(&mut self.tx, alone, job).await?;
+                }
+                Slot::Events { job, events, refused } => {
+                    *refused = match &job.patch {
+                        Some(patch) => match patch.apply(&job.session, &mut self.tx).await {
+                            Ok(()) => None,
+                            Err(Fault::Refused(error)) => Some(error),
+                            Err(fault) => return Err(fault),
+                        },
+                        None => None,
+                    };
+                    if refused.is_none() {
+                        *events = self.place(job).await?;
+                        rows.push((self.logs[&job.session].log, &*events, &job.bodies));
+                    }
+                }
+                Slot::Debug { .. } => {}
+            }
+        }
+        let rows: Vec<_> = rows
+            .into_iter()
+            .flat_map(|(log, events, bodies)| {
+                events
+                    .iter()
+                    .zip(bodies)
+                    .map(move |(e, (_, text))| (log, e, text))
+            })
+            .collect();
+        batch::EVENTS
+            .rows(&mut self.tx.db, &rows, |query, (log, event, text)| {
+                query
+                    .bind(*log)
+                    .bind(event.index)
+                    .bind(event.ts.as_millisecond())
+                    .bind(text.as_str())
+            })
+            .await?;
+        drop(rows);
+        self.apply_debug(slots).await?;
+        sqlx::query("COMMIT").execute(&mut self.tx.db).await?;
+        Ok(())
+    }
+
+    /// Gives events their places in their session's log.
+    async fn place(&mut self, job: &EventJob) -> Result<Vec<Arc<Event>>, Fault> {
+        if self.logs.len() > REMEMBERED {
+            self.logs.clear();
+        }
+        let mut place = match self.logs.get(&job.session) {
+            Some(place) => *place,
+            None => self.find_place(&job.session).await?,
+        };
+        let ts = self.tx.now;
+        let events = job.bodies.iter().zip(place.next..).map(|((body, _), index)| {
+            Arc::new(Event {
+                index,
+                ts,
+                session_id: job.session.clone(),
+                body: body.clone(),
+            })
+        });
+        let events: Vec<_> = events.collect();
+        place.next += events.len() as i64;
+        self.logs.insert(job.session.clone(), place);
+        Ok(events)
+    }
+
+    async fn find_place(&mut self, session: &SessionId) -> Result<Place, Fault> {
+        let known = sqlx::query(
+            "SELECT log, (SELECT MAX(idx) FROM events WHERE events.log = event_logs.log)
+             FROM event_logs WHERE session_id = $1",
+        )
+        .bind(session.as_str())
+        .fetch_optional(&mut self.tx.db)
+        .await?;
+        if let Some(row) = known {
+            let last: Option<i64> = row.try_get(1)?;
+            return Ok(Place {
+                log: row.try_get(0)?,
+                next: last.map_or(0, |last| last + 1),
+            });
+        }
+        let log = self.tx.next(Counter::EventLog, 1).await?;
+        sqlx::query("INSERT INTO event_logs (session_id, log) VALUES ($1, $2)")
+            .bind(session.as_str())
+            .bind(log)
+            .execute(&mut self.tx.db)
+            .await?;
+        Ok(Place { log, next: 0 })
+    }
+
+    async fn apply_debug(&mut self, slots: &mut [Slot]) -> Result<(), Fault> {
+        let count = slots
+            .iter()
+            .filter(|slot| matches!(slot, Slot::Debug { .. }))
+            .count();
+        if count == 0 {
+            return Ok(());
+        }
+        let (mut index, ts) = (self.tx.next(Counter::Debug, count).await?, self.tx.now);
+        let mut rows = Vec::with_capacity(count);
+        for slot in slots {
+            let Slot::Debug { job, recorded } = slot else {
+                continue;
+            };
+            let project = match &job.session {
+                Some(session) => self.project_of(session).await?,
+                None => None,
+            };
+            let event = DebugEvent {
+                index,
+                ts,
+                session_id: job.session.clone(),
+                agent: job.agent.clone(),
+                body: job.body.clone(),
+            };
+            index += 1;
+            let recorded = &*recorded.insert(Recorded {
+                event: Arc::new(event),
+                project,
+            });
+            rows.push((recorded, job.text.as_str()));
+        }
+        batch::DEBUG_EVENTS
+            .rows(&mut self.tx.db, &rows, |query, (recorded, text)| {
+                let event = &recorded.event;
+                query
+                    .bind(event.index)
+                    .bind(event.ts.as_millisecond())
+                    .bind(event.session_id.as_ref().map(SessionId::as_str))
+                    .bind(event.agent.as_ref().map(AsRef::<str>::as_ref))
+                    .bind(recorded.project.as_ref().map(ProjectId::as_str))
+                    .bind(event.body.kind())
+                    .bind(*text)
+            })
+            .await
+    }
+
+    async fn project_of(&mut self, session: &SessionId) -> Result<Option<ProjectId>, Fault> {
+        if let Some(project) = self.projects.get(session) {
+            return Ok(Some(project.clone()));
+        }
+        let row = sqlx::query("SELECT project_id FROM sessions WHERE session_id = $1")
+            .bind(session.as_str())
+            .fetch_optional(&mut self.tx.db)
+            .await?;
+        let Some(row) = row else { return Ok(None) };
+        let project: ProjectId = row.try_get::<&str, _>(0)?.parse()?;
+        if self.projects.len() > REMEMBERED {
+            self.projects.clear();
+        }
+        self.projects.insert(session.clone(), project.clone());
+        Ok(Some(project))
+    }
+
+    /// Cleans up after a transaction that came to nothing, and says why it did.
+    async fn broken(&mut self, fault: Fault) -> Error {
+        // Places given out in it are not taken; what the database says holds.
+        self.logs.clear();
+        self.projects.clear();
+        self.tx.gone.clear();
+        // Fails when SQLite has rolled back by itself, which is as good.
+        let _ = sqlx::query("ROLLBACK").execute(&mut self.tx.db).await;
+        if sqlx::query("SELECT 1").execute(&mut self.tx.db).await.is_err() {
+            match self.again.connect().await {
+                Ok(db) => (self.tx.db, self.synced) = (db, Survives::Crash),
+                Err(error) => tracing::error!(%error, "the database cannot be opened again"),
+            }
+        }
+        let error = fault.into_error();
+        if self.fault.lock().replace(error.clone()).is_none() {
+            tracing::error!(error = %error.for_log(), "the database cannot be written");
+        }
+        error
+    }
+
+    /// Shows what is committed to whoever follows, then answers whoever asked.
+    fn finish(&mut self, slots: Vec<Slot>) {
+        for session in std::mem::take(&mut self.tx.gone) {
+            self.logs.remove(&session);
+            self.projects.remove(&session);
+            self.hub.forget(&session);
+        }
+        self.purging |= std::mem::take(&mut self.tx.purge);
+        let mut recorded = Vec::new();
+        for slot in &slots {
+            match slot {
+                Slot::Events {
+                    job,
+                    events,
+                    refused: None,
+                } => {
+                    let sizes = job.bodies.iter().map(|(_, text)| text.len());
+                    self.hub.publish(&job.session, events.iter().cloned().zip(sizes));
+                }
+                Slot::Debug {
+                    job,
+                    recorded: Some(item),
+                } => recorded.push((item.clone(), job.text.len())),
+                Slot::Events { .. } | Slot::Work { .. } | Slot::Debug { .. } => {}
+            }
+        }
+        if !recorded.is_empty() {
+            self.queue.tail.publish(recorded.into_iter());
+        }
+        for slot in slots {
+            slot.answer(None);
+        }
+    }
+}
+
+/// Applies one job so that refusing it leaves no trace of it.
+async fn guarded(
+    tx: &mut Tx,
+    alone: bool,
+    job: &mut Box<dyn super::job::Job>,
+) -> Result<Option<Error>, Fault> {
+    let gone = tx.gone.len();
+    if !alone {
+        sqlx::query("SAVEPOINT job").execute(&mut tx.db).await?;
+    }
+    let outcome = job.apply(tx).await;
+    if matches!(outcome, Err(Fault::Refused(_))) {
+        tx.gone.truncate(gone);
+    }
+    match (outcome, alone) {
+        (Ok(()), true) => Ok(None),
+        (Ok(()), false) => {
+            sqlx::query("RELEASE SAVEPOINT job").execute(&mut tx.db).await?;
+            Ok(None)
+        }
+        (Err(Fault::Refused(error)), true) => {
+            sqlx::query("ROLLBACK").execute(&mut tx.db).await?;
+            sqlx::query("BEGIN IMMEDIATE").execute(&mut tx.db).await?;
+            Ok(Some(error))
+        }
+        (Err(Fault::Refused(error)), false) => {
+            sqlx::query("ROLLBACK TO SAVEPOINT job")
+                .execute(&mut tx.db)
+                .await?;
+            sqlx::query("RELEASE SAVEPOINT job").execute(&mut tx.db).await?;
+            Ok(Some(error))
+        }
+        (Err(fault), _) => Err(fault),
+    }
+}
+
+fn fail(slots: Vec<Slot>, error: &Error) {
+    for slot in slots {
+        slot.answer(Some(error));
+    }
+}
+
+impl Slot {
+    fn survives(&self) -> Survives {
+        match self {
+            Slot::Work { job, .. } => job.survives(),
+            Slot::Events { .. } | Slot::Debug { .. } => Survives::Crash,
+        }
+    }
+
+    /// Tells whoever asked. They may have gone; what is written stands all the same.
+    fn answer(self, failed: Option<&Error>) {
+        match self {
+            Slot::Work { job, refused } => {
+                job.answer(failed.cloned().or(refused).map_or(Ok(()), Err));
+            }
+            Slot::Events { job, events, refused } => {
+                let failed = failed.cloned().or(refused);
+                match (job.reply, failed) {
+                    (Some(reply), failed) => drop(reply.send(failed.map_or(Ok(events), Err))),
+                    (None, Some(error)) => {
+                        let (session, error) = (&job.session, error.for_log());
+                        tracing::warn!(%session, %error, "an event was not written");
+                    }
+                    (None, None) => {}
+                }
+            }
+            Slot::Debug { job, .. } => {
+                let failed = failed.cloned();
+                match job.reply {
+                    Some(reply) => drop(reply.send(failed.map_or(Ok(()), Err))),
+                    None => {
+                        if let Some(error) = failed {
+                            tracing::warn!(error = %error.for_log(), "a debugger event was not written");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
