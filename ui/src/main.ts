@@ -1,3 +1,6 @@
 import { mount } from "svelte";
 import App from "./App.svelte";
-mount(App, { target: document.getElementById("app")! });
+import "./app.css";
+
+const target = document.getElementById("app");
+if (target) mount(App, { target });

@@ -1,0 +1,74 @@
+// Markdown from an agent, rendered safely: parsed, coloured, then cleaned of everything that could run.
+import DOMPurify from "dompurify";
+import hljs from "highlight.js/lib/core";
+import bash from "highlight.js/lib/languages/bash";
+import css from "highlight.js/lib/languages/css";
+import diff from "highlight.js/lib/languages/diff";
+import javascript from "highlight.js/lib/languages/javascript";
+import json from "highlight.js/lib/languages/json";
+import python from "highlight.js/lib/languages/python";
+import rust from "highlight.js/lib/languages/rust";
+import xml from "highlight.js/lib/languages/xml";
+import { Marked } from "marked";
+
+const languages = { bash, css, diff, javascript, json, python, rust, xml };
+for (const [name, language] of Object.entries(languages)) hljs.registerLanguage(name, language);
+hljs.registerAliases(["sh", "shell", "console"], { languageName: "bash" });
+hljs.registerAliases(["js", "ts", "typescript"], { languageName: "javascript" });
+hljs.registerAliases(["html", "svg"], { languageName: "xml" });
+hljs.registerAliases(["py"], { languageName: "python" });
+hljs.registerAliases(["rs"], { languageName: "rust" });
+
+export function escape(text: string): string {
+  return text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+}
+
+/** Colours code when its language is known and it is not too long to colour. */
+export function highlight(code: string, language?: string): string {
+  if (!language || !hljs.getLanguage(language) || code.length > 50_000) return escape(code);
+  return hljs.highlight(code, { language, ignoreIllegals: true }).value;
+}
+
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    code({ text, lang }) {
+      const language = lang?.split(/\s/)[0];
+      return `<pre><code class="hljs">${highlight(text, language)}</code></pre>`;
+    },
+    // HTML in Markdown is shown, not interpreted.
+    html({ text }) {
+      return escape(text);
+    },
+    // An image is a request to somewhere else: it is named, not fetched.
+    image({ text, href }) {
+      return `<span class="image">[image: ${escape(text || href)}]</span>`;
+    },
+  },
+});
+
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    "p", "br", "hr", "em", "strong", "del", "code", "pre", "span", "a", "ul", "ol", "li", "blockquote",
+    "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td",
+  ],
+  ALLOWED_ATTR: ["href", "class", "title", "start", "align"],
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+};
+
+/** The most text that is rendered as Markdown; more is shown plain. */
+const MOST = 200_000;
+
+export function render(text: string): string {
+  if (text.length > MOST) return `<pre>${escape(text.slice(0, MOST))}…</pre>`;
+  const html = marked.parse(text, { async: false });
+  const clean = DOMPurify.sanitize(html, { ...ALLOWED, RETURN_DOM_FRAGMENT: true });
+  for (const link of clean.querySelectorAll("a")) {
+    link.setAttribute("target", "_blank");
+    link.setAttribute("rel", "noopener noreferrer nofollow");
+  }
+  const holder = document.createElement("div");
+  holder.append(clean);
+  return holder.innerHTML;
+}

@@ -1,0 +1,30 @@
+// A standard `mcpServers` block, as other MCP clients use it, made into catalog entries.
+
+interface Pasted {
+  command?: string;
+  args?: string[];
+  env?: Record<string, string>;
+  url?: string;
+  serverUrl?: string;
+  headers?: Record<string, string>;
+}
+
+export type Entry = { id: string } & Record<string, unknown>;
+
+export function fromMcpServers(text: string): Entry[] {
+  const root = JSON.parse(text) as Record<string, unknown>;
+  const block = (root["mcpServers"] ?? root["servers"] ?? root) as Record<string, Pasted>;
+  const entries = Object.entries(block).map(([name, server]) => entry(name, server));
+  if (entries.length === 0) throw new Error("There is no server in this block.");
+  return entries;
+}
+
+function entry(name: string, server: Pasted): Entry {
+  const id = name.toLowerCase().replace(/[^a-z0-9-]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 32);
+  if (!id) throw new Error(`${JSON.stringify(name)} cannot be made into a catalog id.`);
+  const endpoint = server.url ?? server.serverUrl;
+  if (endpoint?.startsWith("ws")) return { id, kind: "mcp", transport: "ws", endpoint };
+  if (endpoint) return { id, kind: "mcp", transport: "http", endpoint, ...(server.headers ? { headers: server.headers } : {}) };
+  if (!server.command) throw new Error(`${name}: neither "command" nor "url" is given.`);
+  return { id, kind: "mcp", transport: "stdio", command: server.command, args: server.args ?? [], env: server.env ?? {} };
+}

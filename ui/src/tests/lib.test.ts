@@ -1,0 +1,88 @@
+// @vitest-environment jsdom
+import { describe, expect, test } from "vitest";
+import { brief, show } from "../lib/format";
+import { render } from "../lib/markdown";
+import { fromMcpServers } from "../lib/paste";
+import { add, type Row } from "../lib/timeline";
+import type { SessionEvent } from "../lib/types";
+
+describe("markdown", () => {
+  test.each([
+    "<script>window.ran = 1</script>",
+    "<img src=x onerror=\"window.ran = 1\">",
+    "[x](javascript:window.ran=1)",
+    "[x](data:text/html,<script>window.ran=1</script>)",
+    "![x](https://elsewhere.example/pixel.png)",
+    "<a href=\"vbscript:x\" onclick=\"window.ran=1\">x</a>",
+    "```html\n<script>window.ran = 1</script>\n```",
+    "<svg><animate onbegin=window.ran=1 attributeName=x></svg>",
+  ])("nothing in %j can run or reach outside", (text) => {
+    const holder = document.createElement("div");
+    holder.innerHTML = render(text);
+    expect(holder.querySelector("script, img, svg, iframe, object, form, style")).toBeNull();
+    for (const element of holder.querySelectorAll("*")) {
+      for (const attribute of element.attributes) expect(attribute.name.startsWith("on")).toBe(false);
+    }
+    for (const link of holder.querySelectorAll("a[href]")) expect(link.getAttribute("href")).toMatch(/^(https?|mailto):/);
+    expect((globalThis as Record<string, unknown>)["ran"]).toBeUndefined();
+  });
+
+  test("code is coloured and links open elsewhere", () => {
+    expect(render("```rust\nfn main() {}\n```")).toContain("hljs-keyword");
+    expect(render("[x](https://example.com)")).toContain('rel="noopener noreferrer nofollow"');
+  });
+});
+
+describe("timeline", () => {
+  const event = (index: number, type: string, more: Record<string, unknown> = {}): SessionEvent => ({
+    index,
+    ts: new Date(1000 * index).toISOString(),
+    session_id: "s",
+    type,
+    ...more,
+  });
+
+  test("pieces become one row, and the whole message takes its place", () => {
+    const rows: Row[] = [];
+    add(rows, event(0, "message", { role: "user", text: "hi" }));
+    add(rows, event(1, "delta", { text: "a" }));
+    add(rows, event(2, "delta", { text: "b" }));
+    expect(rows.map((r) => [r.type, r.text])).toEqual([["message", "hi"], ["delta", "ab"]]);
+    add(rows, event(3, "message", { role: "assistant", text: "ab" }));
+    expect(rows.map((r) => [r.type, r.text])).toEqual([["message", "hi"], ["message", "ab"]]);
+  });
+
+  test("a result stands beside its call, also when calls overlap", () => {
+    const rows: Row[] = [];
+    add(rows, event(0, "tool_call", { tool_call_id: "1", tool: "x", arguments: {} }));
+    add(rows, event(1, "tool_call", { tool_call_id: "2", tool: "y", arguments: {} }));
+    add(rows, event(2, "tool_result", { tool_call_id: "1", ok: true }));
+    expect(rows.map((r) => `${r.type} ${String(r.event["tool_call_id"])}`)).toEqual(["tool_call 1", "tool_result 1", "tool_call 2"]);
+    expect(rows[0]?.took).toBe(2000);
+  });
+
+  test("a caller's request shows how it ended", () => {
+    const rows: Row[] = [];
+    add(rows, event(0, "caller_tool_request", { request_id: "r", tool: "t", arguments: {} }));
+    add(rows, event(1, "caller_tool_done", { request_id: "r", outcome: "answered" }));
+    expect(rows).toHaveLength(1);
+    expect(rows[0]?.outcome).toBe("answered");
+  });
+});
+
+test("a large value is cut, not rendered", () => {
+  const { text, cut } = show("x".repeat(10_000_000), 4000);
+  expect(text).toHaveLength(4000);
+  expect(cut).toBe(9_996_000);
+  expect(brief("y".repeat(1000))).toHaveLength(121);
+});
+
+test("an mcpServers block becomes catalog entries", () => {
+  const block = { mcpServers: { "My Files": { command: "npx", args: ["-y", "x"] }, web: { url: "https://h/mcp" } } };
+  expect(fromMcpServers(JSON.stringify(block))).toEqual([
+    { id: "my-files", kind: "mcp", transport: "stdio", command: "npx", args: ["-y", "x"], env: {} },
+    { id: "web", kind: "mcp", transport: "http", endpoint: "https://h/mcp" },
+  ]);
+  expect(() => fromMcpServers("{}")).toThrow();
+  expect(() => fromMcpServers('{"mcpServers":{"x":{}}}')).toThrow(/neither/);
+});
