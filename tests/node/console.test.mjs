@@ -1,0 +1,308 @@
+// The console in a real browser against the real server. The same run makes the screenshots README shows.
+import assert from "node:assert/strict";
+import { existsSync, mkdirSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { chromium } from "playwright-core";
+import { DEADLINE, HERE, ROOT, Server } from "./harness.mjs";
+
+const FLAGS = [
+  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+  "--disable-component-update", "--disable-sync",
+];
+const SHOTS = process.env.OUBLIETTE_SCREENSHOTS;
+const MODULES = join(HERE, "node_modules");
+const EVERYTHING = join(MODULES, "@modelcontextprotocol/server-everything/dist/index.js");
+const NODE = join(MODULES, "node/bin/node");
+
+let server, admin, project, browser;
+before(async () => {
+  server = await Server.start({ config: `[trust]\nread_only = ["${MODULES}"]\n[switch]\ndrain_timeout = "3s"\n` });
+  admin = server.token("admin");
+  project = (await server.api("project_create", admin, { name: "Demo" })).project_id;
+  await server.api("catalog_put", admin, {
+    id: "everything",
+    definition: { id: "everything", kind: "mcp", transport: "stdio", command: NODE, args: [EVERYTHING, "stdio"], read_only: [MODULES], timeouts: { startupMs: 30000 } },
+  });
+  await server.api("catalog_put", admin, {
+    id: "shell",
+    definition: { id: "shell", kind: "builtin", builtinPolicy: { name: "shell_exec", allowedCommands: ["echo", "sleep"], timeoutMs: 60000 } },
+  });
+  const tools = { use: ["everything", "shell"], allowed: ["@everything/echo", "@shell/shell_exec"], aliases: { say: "@everything/echo" } };
+  await server.putAgent("writer", admin, [[
+    { say: "# Hello\n\nI will **echo** something, then try what I may not.\n\n```rust\nfn main() { println!(\"hi\"); }\n```\n" },
+    { call: { tool: "say", arguments: { message: "from the agent" } } },
+    { call: { tool: "@everything/get-sum", arguments: { a: 1, b: 2 } } },
+    { say: "Done." },
+  ]], { name: "Writer", description: "Echoes.", tools });
+  await server.putAgent("sleeper", admin, [[
+    { say: "Sleeping." },
+    { call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "50"] } } },
+  ]], { name: "Sleeper", tools: { use: ["shell"] } });
+  await server.putAgent("asker", admin, [[{ call: { tool: "myapp_ask", arguments: { question: "ready?" } } }, { say: "Thanks." }]], { name: "Asker" });
+  await server.putAgent("evil", admin, [[
+    { say: "<img src=x onerror=\"window.ran=1\"> [click](javascript:window.ran=1) <script>window.ran=1</script>" },
+    { call: { tool: "<script>window.ran=1</script>", arguments: { x: "<img src=x onerror=window.ran=1>" } } },
+  ]], { name: "<b>Evil</b>" });
+  browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
+});
+after(async () => {
+  await browser?.close();
+  await server?.close();
+});
+
+const id = (name) => `[data-testid="${name}"]`;
+
+async function page(t, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1400, height: 900 }, ...options });
+  context.setDefaultTimeout(DEADLINE);
+  const opened = await context.newPage();
+  const outside = [];
+  const errors = [];
+  opened.on("request", (r) => r.url().startsWith(server.url) || outside.push(r.url()));
+  opened.on("pageerror", (e) => errors.push(String(e)));
+  opened.on("console", (m) => m.type() === "error" && /Content Security|violat/i.test(m.text()) && errors.push(m.text()));
+  t.after(async () => {
+    assert.deepEqual(outside.filter((u) => !u.startsWith("data:") && !u.startsWith("blob:")), [], "no outside request");
+    assert.deepEqual(errors, [], "no script error");
+    await context.close();
+  });
+  return opened;
+}
+
+async function loggedIn(t, token = admin, options) {
+  const p = await page(t, options);
+  await p.goto(server.url);
+  await p.fill(id("login-token"), token);
+  await p.click(id("login-submit"));
+  await p.waitForSelector(id("session-list"));
+  return p;
+}
+
+async function start(p, agent, message = "go") {
+  await p.click(id("new-session"));
+  await p.waitForSelector(`${id("agent-picker")} option[value="${agent}"]`, { state: "attached" });
+  await p.selectOption(id("agent-picker"), agent);
+  await p.fill(id("composer"), message);
+  await p.click(id("send"));
+  await p.waitForSelector(`main[data-session]`);
+  return p.getAttribute("main[data-session]", "data-session");
+}
+
+async function shot(p, name) {
+  if (!SHOTS) return;
+  mkdirSync(SHOTS, { recursive: true });
+  await p.screenshot({ path: join(SHOTS, `${name}.png`) });
+}
+
+test("a wrong token is refused, a right one opens the console, and no script can read it", async (t) => {
+  const p = await page(t);
+  await p.goto(server.url);
+  await p.fill(id("login-token"), "oub_wrong");
+  await p.click(id("login-submit"));
+  await p.waitForSelector("[role=alert]");
+  await shot(p, "login");
+  await p.fill(id("login-token"), admin);
+  await p.click(id("login-submit"));
+  await p.waitForSelector(id("session-list"));
+  const readable = await p.evaluate(() => document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage) + location.href);
+  assert.ok(!readable.includes(admin) && !readable.includes("oub_"));
+});
+
+test("a session streams, its tools and a blocked call are shown", async (t) => {
+  const p = await loggedIn(t);
+  const session = await start(p, "writer");
+  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+  assert.equal(await p.locator(`${id("timeline")} > [data-type="message"][data-role="assistant"] h1`).first().innerText(), "Hello");
+  assert.ok(await p.locator(`${id("timeline")} > [data-type="tool_call"]`).count() >= 2);
+  assert.ok(await p.locator(`${id("timeline")} > [data-type="tool_result"]`).count() >= 2);
+  await p.waitForSelector(`${id("server-row")}[data-server="everything"] ${id("status-light")}[data-status="green"]`);
+  await p.waitForSelector(`${id("tool-row")}[data-tool="say"][data-available="true"]`);
+  await p.click(id("debugger-toggle"));
+  await p.waitForSelector(`${id("debugger")} ${id("debugger-row")}[data-kind="tool_blocked"]`);
+  await p.waitForSelector(`${id("debugger-row")}[data-kind="tool_call"]`);
+  await p.click(`${id("timeline")} > [data-type="tool_call"] summary >> nth=0`);
+  await shot(p, "session");
+  assert.ok(await p.locator(`${id("session-list")} [data-session="${session}"]`).count() === 1);
+});
+
+test("a tool can be tried through the gate from a form", async (t) => {
+  const p = await loggedIn(t);
+  await start(p, "writer");
+  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+  const row = p.locator(`${id("tool-row")}[data-tool="say"]`);
+  await row.locator("summary").first().click();
+  await row.getByText("Try it").click();
+  await row.locator("input").first().fill("by hand");
+  await row.getByRole("button", { name: /Call/ }).click();
+  await row.getByText("by hand", { exact: false }).last().waitFor();
+});
+
+test("a killed server turns red and comes back green", async (t) => {
+  const p = await loggedIn(t);
+  const session = await start(p, "writer");
+  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+  await p.click(id("debugger-toggle"));
+  const light = `${id("server-row")}[data-server="everything"] ${id("status-light")}`;
+  await p.waitForSelector(`${light}[data-status="green"]`);
+  const { execFileSync } = await import("node:child_process");
+  execFileSync("pkill", ["-9", "-f", "server-everything/dist/index.js stdio"]);
+  await p.waitForFunction(() => [...document.querySelectorAll("[data-testid=debugger-row][data-kind=health_changed]")].some((r) => r.textContent.includes('"to":"red"')));
+  await p.waitForFunction(() => [...document.querySelectorAll("[data-testid=debugger-row][data-kind=health_changed]")].at(-1)?.textContent.includes('"to":"green"'));
+  await p.waitForSelector(`${light}[data-status="green"]`);
+  assert.ok(session);
+});
+
+test("a caller's request is shown and its answer too", async (t) => {
+  const p = await loggedIn(t);
+  const caller = server.token("write");
+  const context = { caller_id: "myapp", caller_tools: [{ name: "ask" }] };
+  const { session_id } = await server.api("session_message", caller, { message: "go", project_id: project, agent: "asker", context });
+  await p.goto(`${server.url}/#/sessions/${session_id}`);
+  const request = `${id("timeline")} > [data-type="caller_tool_request"]`;
+  await p.waitForSelector(request);
+  const { events } = await server.api("session_events", caller, { session_id, max_events: 1000 });
+  const asked = events.find((e) => e.type === "caller_tool_request");
+  await server.api("caller_tool_response", caller, { session_id, request_id: asked.request_id, result: "yes" });
+  await p.waitForSelector(`${request}[data-outcome="answered"]`);
+});
+
+test("agents are switched while a call is in flight, step by step", async (t) => {
+  const p = await loggedIn(t);
+  const session = await start(p, "sleeper");
+  await p.waitForSelector(`${id("timeline")} > [data-type="tool_call"]`);
+  await p.selectOption(id("agent-picker"), "writer");
+  await p.waitForSelector(`${id("switch-state")} [data-kind="drain_started"]`);
+  await p.waitForSelector(id("drain-countdown"));
+  await shot(p, "switching");
+  await p.waitForSelector(`${id("switch-state")} [data-kind="drain_timeout"]`);
+  await p.waitForSelector(`${id("switch-state")} [data-kind="build_finished"]`);
+  await p.locator(id("toast"), { hasText: "writer" }).waitFor();
+  await p.waitForSelector(`${id("tool-row")}[data-tool="say"]`);
+  assert.equal((await server.api("session_get", admin, { session_id: session })).agent, "writer");
+});
+
+test("a refused switch shows its reason", async (t) => {
+  const p = await loggedIn(t);
+  await start(p, "writer");
+  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+  await server.api("agent_put", admin, { slug: "absent", definition: { name: "Absent", prompt: "x", runtime: { kind: "acp", command: ["/no/such/agent"] } } });
+  await p.reload();
+  await p.waitForSelector(`${id("agent-picker")} option[value="absent"]`, { state: "attached" });
+  await p.selectOption(id("agent-picker"), "absent");
+  await p.locator(id("toast"), { hasText: "Not switched" }).waitFor();
+  await p.waitForSelector(`${id("switch-state")}[data-state="refused"]`);
+});
+
+test("an edited allow-list takes effect", async (t) => {
+  const p = await loggedIn(t);
+  const session = await start(p, "writer");
+  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+  const other = await p.context().newPage();
+  await other.goto(`${server.url}/#/agents/writer`);
+  await other.fill(id("allowed"), "@everything/echo\n@everything/get-sum\n@shell/shell_exec");
+  await other.locator(id("allowed")).blur();
+  await other.click(id("save-agent"));
+  await other.locator(id("toast"), { hasText: "Saved" }).waitFor();
+  await shot(other, "agents");
+  await p.waitForSelector(`${id("tool-row")}[data-canonical="@everything/get-sum"][data-allowed="true"]`);
+  const called = await server.api("tool_call", admin, { session_id: session, tool: "@everything/get-sum", arguments: { a: 1, b: 2 } });
+  assert.equal(called.isError, false);
+});
+
+test("a broken definition shows its error beside the form", async (t) => {
+  const p = await loggedIn(t);
+  await p.goto(`${server.url}/#/agents/writer`);
+  await p.getByRole("button", { name: "As text" }).click();
+  const text = p.getByLabel("agent.json");
+  await text.fill(JSON.stringify({ name: "x", prompt: "y", tools: { use: ["Nope"] } }));
+  await p.click(id("save-agent"));
+  await p.locator(id("definition-error"), { hasText: "tools.use[0]" }).waitFor();
+});
+
+test("nothing an agent says or names can run", async (t) => {
+  const p = await loggedIn(t);
+  await start(p, "evil");
+  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+  await p.click(id("debugger-toggle"));
+  assert.equal(await p.evaluate(() => window.ran), undefined);
+  assert.equal(await p.locator(`${id("timeline")} img, ${id("timeline")} script`).count(), 0);
+});
+
+test("the page survives a restart of the server and loses nothing", async (t) => {
+  const p = await loggedIn(t);
+  const session = await start(p, "writer");
+  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+  await p.fill(id("composer"), "a draft");
+  await server.stop("SIGKILL");
+  await p.getByText("Reconnecting").waitFor();
+  await server.run();
+  await p.locator(id("toast"), { hasText: "Connected again" }).waitFor();
+  assert.equal(await p.inputValue(id("composer")), "a draft");
+  await p.click(id("send"));
+  await p.waitForFunction(() => document.querySelectorAll("[data-testid=timeline] > [data-type=turn_completed]").length === 2);
+  assert.ok(session);
+});
+
+test("a login that ends leads back and keeps the draft", async (t) => {
+  const made = await server.api("token_create", admin, { name: "short", scope: "write" });
+  const p = await loggedIn(t, made.token);
+  await p.click(id("new-session"));
+  await p.fill(id("composer"), "precious words");
+  await server.api("token_revoke", admin, { token_id: made.token_id });
+  await p.waitForSelector(id("login-token"));
+  await p.fill(id("login-token"), admin);
+  await p.click(id("login-submit"));
+  await p.waitForSelector(id("composer"));
+  assert.equal(await p.inputValue(id("composer")), "precious words");
+});
+
+test("admin, catalog, projects and figures open", async (t) => {
+  const p = await loggedIn(t);
+  for (const [name, text] of [["catalog", "everything"], ["projects", "Demo"], ["admin", "Audit log"], ["figures", "Calls a second"]]) {
+    await p.goto(`${server.url}/#/${name}`);
+    await p.getByText(text).first().waitFor();
+    await shot(p, name);
+  }
+  await p.goto(`${server.url}/#/admin`);
+  await p.getByLabel("Token name").fill("made here");
+  await p.getByRole("button", { name: "Create" }).click();
+  await p.locator(id("token-made")).getByText(/^oub_/).waitFor();
+});
+
+test("it fits a telephone and a wall, in light and dark", async (t) => {
+  for (const [width, height, colorScheme] of [[360, 720, "light"], [3840, 2160, "dark"]]) {
+    const p = await loggedIn(t, admin, { viewport: { width, height }, colorScheme });
+    await start(p, "writer");
+    await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+    const wide = await p.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+    assert.ok(wide <= 1, `${width}: the page scrolls sideways by ${wide} px`);
+    await shot(p, `${width}-${colorScheme}`);
+  }
+});
+
+test("axe finds nothing serious", async (t) => {
+  const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+  const p = await loggedIn(t, admin, { bypassCSP: true });
+  await start(p, "writer");
+  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+  for (const path of [null, "agents/writer", "catalog", "projects", "admin", "figures"]) {
+    if (path) await p.goto(`${server.url}/#/${path}`);
+    await p.waitForLoadState("networkidle").catch(() => {});
+    await p.evaluate(axe);
+    const { violations } = await p.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+    const serious = violations.filter((v) => ["serious", "critical"].includes(v.impact));
+    assert.deepEqual(serious.map((v) => `${path}: ${v.id} ${v.nodes[0]?.html}`), []);
+  }
+});
+
+test("the console is at most 150 kB gzipped", async () => {
+  const { gzipSync } = await import("node:zlib");
+  const { readdirSync } = await import("node:fs");
+  const dist = join(ROOT, "ui/dist");
+  assert.ok(existsSync(dist));
+  let total = gzipSync(readFileSync(join(dist, "index.html"))).length;
+  for (const file of readdirSync(join(dist, "assets"))) total += gzipSync(readFileSync(join(dist, "assets", file))).length;
+  assert.ok(total <= 150_000, `${total} bytes`);
+});
