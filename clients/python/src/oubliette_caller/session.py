@@ -224,11 +224,13 @@ class Session:
                 await self._connection.call("caller_tool_response", answer)
                 return
             except OublietteError as why:
-                if is_passing(why):
+                unfit = isinstance(why, Refused) and why.code in ("invalid_argument", "limit_exceeded")
+                if unfit and "result" in answer:
+                    # Too big, most likely: the agent should at least learn that.
+                    del answer["result"]
+                    answer["error"] = f"the answer was refused: {why}"
+                elif is_passing(why):
                     await asyncio.sleep(wait)
-                elif isinstance(why, Refused) and why.code == "invalid_argument" and "result" in answer:
-                    error = f"the answer was refused: {why.message}"
-                    answer = {k: v for k, v in answer.items() if k != "result"} | {"error": error}
                 else:
                     # Late or repeated: no further attempt would change that.
                     return
