@@ -8,15 +8,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use indexmap::IndexMap;
-use oubliette_protocol::{
-    CallerId, Error, RequestId, Result, TokenId,
-    caller::{Declaration, LentTool},
-    event::Outcome,
-};
+use oubliette_protocol::{CallerId, Error, RequestId, Result, TokenId, caller::Declaration, event::Outcome};
 use serde_json::Value;
 
 use super::{
@@ -136,8 +133,10 @@ pub struct Declarer {
 #[derive(Debug)]
 struct Caller {
     declarer: Declarer,
-    tools: Vec<LentTool>,
+    lent: Arc<Declaration>,
     presence: Presence,
+    /// Its owner's token was revoked or has expired.
+    disowned: bool,
     /// Its open calls, oldest first.
     open: BTreeSet<u64>,
 }
@@ -184,9 +183,12 @@ impl<W> Book<W> {
     /// was a grace ago. `None`: anyone may take it.
     pub fn live_owner(&self, caller_id: &CallerId, now: Instant) -> Option<&Owner> {
         let caller = self.callers.get(caller_id)?;
-        let lent = !caller.tools.is_empty() || !caller.open.is_empty();
-        let there = caller.presence.absent_since(now).is_none_or(|since| now < since + self.rules.grace);
-        (lent && there).then_some(&caller.declarer.owner)
+        let lent = !caller.lent.tools.is_empty() || !caller.open.is_empty();
+        let there = caller
+            .presence
+            .absent_since(now)
+            .is_none_or(|since| now < since + self.rules.grace);
+        (lent && there && !caller.disowned).then_some(&caller.declarer.owner)
     }
 
     /// Replaces what a caller lends; an empty declaration withdraws it. `holds` are the streams and
@@ -198,18 +200,24 @@ impl<W> Book<W> {
         holds: impl IntoIterator<Item = HoldId>,
         now: Instant,
     ) -> Result<Vec<Ended<W>>> {
-        let Declaration { caller_id, tools } = declaration;
+        let caller_id = declaration.caller_id.clone();
         if self.closed {
             return Err(Error::conflict("the session is over"));
         }
-        if self.live_owner(&caller_id, now).is_some_and(|owner| *owner != declarer.owner) {
+        if self
+            .live_owner(&caller_id, now)
+            .is_some_and(|owner| *owner != declarer.owner)
+        {
             return Err(Error::conflict(format!(
                 "caller_id {caller_id} belongs to another token in this session; choose another caller_id"
             )));
         }
-        let taken_over = self.callers.get(&caller_id).is_some_and(|c| c.declarer.owner != declarer.owner);
+        let taken_over = self
+            .callers
+            .get(&caller_id)
+            .is_some_and(|c| c.declarer.owner != declarer.owner);
         let ended = match taken_over {
-            true => self.end_all_of(&caller_id, |_| true, &Ending::Disconnected),
+            true => self.end_all_of(&caller_id, &Ending::Disconnected),
             false => Vec::new(),
         };
         // Declaring is a sign of life: it counts like a poll that was just answered.
@@ -217,31 +225,48 @@ impl<W> Book<W> {
         match self.callers.get_mut(&caller_id) {
             Some(caller) => {
                 caller.declarer = declarer;
-                caller.tools = tools;
+                caller.lent = declaration.into();
                 caller.presence = presence;
+                caller.disowned = false;
                 self.forget_if_done(&caller_id);
             }
-            None if tools.is_empty() => {}
+            None if declaration.tools.is_empty() => {}
             None => {
-                self.callers.insert(caller_id, Caller { declarer, tools, presence, open: BTreeSet::new() });
+                let lent = declaration.into();
+                self.callers.insert(
+                    caller_id,
+                    Caller {
+                        declarer,
+                        lent,
+                        presence,
+                        disowned: false,
+                        open: BTreeSet::new(),
+                    },
+                );
             }
         }
         Ok(ended)
     }
 
+    /// The owner's token is dead: another principal may take the id.
+    pub fn disown(&mut self, caller_id: &CallerId) {
+        if let Some(caller) = self.callers.get_mut(caller_id) {
+            caller.disowned = true;
+        }
+    }
+
     /// What is lent now, in the order it was first declared.
-    pub fn declarations(&self) -> impl Iterator<Item = (&CallerId, &[LentTool])> {
-        self.callers.iter().filter(|(_, c)| !c.tools.is_empty()).map(|(id, c)| (id, c.tools.as_slice()))
+    pub fn declarations(&self) -> Vec<Arc<Declaration>> {
+        self.callers
+            .values()
+            .filter(|c| !c.lent.tools.is_empty())
+            .map(|c| c.lent.clone())
+            .collect()
     }
 
     /// The principal behind a caller's declaration.
     pub fn owner(&self, caller_id: &CallerId) -> Option<&Owner> {
         self.callers.get(caller_id).map(|c| &c.declarer.owner)
-    }
-
-    /// A lent tool.
-    pub fn tool(&self, caller_id: &CallerId, name: &str) -> Option<&LentTool> {
-        self.callers.get(caller_id)?.tools.iter().find(|t| t.name == name)
     }
 
     /// Opens a call of a lent tool.
@@ -262,16 +287,25 @@ impl<W> Book<W> {
                 self.open.len()
             )));
         }
-        let lends = |c: &&mut Caller| c.tools.iter().any(|t| t.name == tool);
+        let lends = |c: &&mut Caller| c.lent.tools.iter().any(|t| t.name == tool);
         let Some(caller) = self.callers.get_mut(caller_id).filter(lends) else {
-            return Err(Error::not_found(format!("caller {caller_id} does not lend a tool {tool:?}")));
+            return Err(Error::not_found(format!(
+                "caller {caller_id} does not lend a tool {tool:?}"
+            )));
         };
         let number = self.next;
         self.next += 1;
         caller.open.insert(number);
         self.numbers.insert(request_id.clone(), number);
         let owner = caller.declarer.owner.clone();
-        let open = Open { request_id, caller_id: caller_id.clone(), owner, asked: now, index: None, waiter };
+        let open = Open {
+            request_id,
+            caller_id: caller_id.clone(),
+            owner,
+            asked: now,
+            index: None,
+            waiter,
+        };
         self.open.insert(number, open);
         Ok(())
     }
@@ -337,20 +371,33 @@ impl<W> Book<W> {
 
     /// Whether a caller is present.
     pub fn is_present(&self, caller_id: &CallerId, now: Instant) -> bool {
-        self.callers.get(caller_id).is_some_and(|c| c.presence.absent_since(now).is_none())
+        self.callers
+            .get(caller_id)
+            .is_some_and(|c| c.presence.absent_since(now).is_none())
     }
 
     /// Ends what is due.
     pub fn tick(&mut self, now: Instant) -> Vec<Ended<W>> {
         let mut due: Vec<(u64, Ending)> = Vec::new();
         for caller in self.callers.values() {
-            let Some(since) = caller.presence.absent_since(now) else { continue };
-            let lost = caller.open.iter().copied().take_while(|n| self.lost_at(*n, since) <= now);
+            let Some(since) = caller.presence.absent_since(now) else {
+                continue;
+            };
+            let lost = caller
+                .open
+                .iter()
+                .copied()
+                .take_while(|n| self.lost_at(*n, since) <= now);
             due.extend(lost.map(|n| (n, Ending::Disconnected)));
         }
-        let timed_out = self.open.iter().take_while(|(_, o)| o.asked + self.rules.timeout <= now);
+        let timed_out = self
+            .open
+            .iter()
+            .take_while(|(_, o)| o.asked + self.rules.timeout <= now);
         due.extend(timed_out.map(|(n, _)| (*n, Ending::Timeout)));
-        due.into_iter().filter_map(|(number, ending)| self.end(number, ending)).collect()
+        due.into_iter()
+            .filter_map(|(number, ending)| self.end(number, ending))
+            .collect()
     }
 
     /// When [`tick`](Self::tick) next has something to do, if nothing else happens.
@@ -367,7 +414,10 @@ impl<W> Book<W> {
     pub fn close(&mut self) -> Vec<Ended<W>> {
         self.closed = true;
         let numbers: Vec<u64> = self.open.keys().copied().collect();
-        let ended = numbers.into_iter().filter_map(|n| self.end(n, Ending::Cancelled)).collect();
+        let ended = numbers
+            .into_iter()
+            .filter_map(|n| self.end(n, Ending::Cancelled))
+            .collect();
         self.callers.clear();
         ended
     }
@@ -396,15 +446,15 @@ impl<W> Book<W> {
         absent_since.max(asked) + self.rules.grace
     }
 
-    fn end_all_of(
-        &mut self,
-        caller_id: &CallerId,
-        which: impl Fn(u64) -> bool,
-        ending: &Ending,
-    ) -> Vec<Ended<W>> {
-        let open = self.callers.get(caller_id).map(|c| c.open.iter().copied().collect::<Vec<_>>());
-        let numbers = open.unwrap_or_default().into_iter().filter(|n| which(*n));
-        numbers.collect::<Vec<_>>().into_iter().filter_map(|n| self.end(n, ending.clone())).collect()
+    fn end_all_of(&mut self, caller_id: &CallerId, ending: &Ending) -> Vec<Ended<W>> {
+        let open = self
+            .callers
+            .get(caller_id)
+            .map(|c| c.open.clone())
+            .unwrap_or_default();
+        open.into_iter()
+            .filter_map(|n| self.end(n, ending.clone()))
+            .collect()
     }
 
     fn end(&mut self, number: u64, ending: Ending) -> Option<Ended<W>> {
@@ -419,12 +469,21 @@ impl<W> Book<W> {
             Ending::Timeout | Ending::Disconnected | Ending::Cancelled => Fate::Lost,
         };
         self.finished.remember(&open.request_id, open.owner, fate);
-        Some(Ended { request_id: open.request_id, caller_id: open.caller_id, waiter: open.waiter, ending })
+        Some(Ended {
+            request_id: open.request_id,
+            caller_id: open.caller_id,
+            waiter: open.waiter,
+            ending,
+        })
     }
 
     /// A caller that lends nothing and waits for nothing has no claim on its id.
     fn forget_if_done(&mut self, caller_id: &CallerId) {
-        if self.callers.get(caller_id).is_some_and(|c| c.tools.is_empty() && c.open.is_empty()) {
+        if self
+            .callers
+            .get(caller_id)
+            .is_some_and(|c| c.lent.tools.is_empty() && c.open.is_empty())
+        {
             self.callers.shift_remove(caller_id);
         }
     }

@@ -24,7 +24,9 @@ const RULES: Rules = Rules {
 
 fn owner(n: u8) -> Owner {
     let digit = char::from(b'0' + n);
-    Owner(Some(format!("tok_{}", digit.to_string().repeat(26)).parse().unwrap()))
+    Owner(Some(
+        format!("tok_{}", digit.to_string().repeat(26)).parse().unwrap(),
+    ))
 }
 
 fn caller(n: u8) -> CallerId {
@@ -34,11 +36,17 @@ fn caller(n: u8) -> CallerId {
 fn declaration(n: u8, tools: &[&str]) -> oubliette_protocol::caller::Declaration {
     let tools: Vec<_> = tools.iter().map(|t| json!({ "name": t })).collect();
     let context = json!({ "caller_id": caller(n).as_str(), "caller_tools": tools });
-    serde_json::from_value::<Context>(context).unwrap().check().unwrap()
+    serde_json::from_value::<Context>(context)
+        .unwrap()
+        .check()
+        .unwrap()
 }
 
 fn declarer(n: u8) -> Declarer {
-    Declarer { owner: owner(n), mcp_session: None }
+    Declarer {
+        owner: owner(n),
+        mcp_session: None,
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -125,7 +133,10 @@ impl Model {
             let may = due(&self.calls[n]);
             let call = &mut self.calls[n];
             match told.get(&n) {
-                None => assert!(call.ended.is_some() || may.is_empty(), "{call:?} should have ended: {may:?}"),
+                None => assert!(
+                    call.ended.is_some() || may.is_empty(),
+                    "{call:?} should have ended: {may:?}"
+                ),
                 Some(ending) => {
                     assert!(call.ended.is_none(), "{call:?} ended twice");
                     assert!(may.contains(ending), "{call:?} ended as {ending:?}, not {may:?}");
@@ -138,36 +149,62 @@ impl Model {
     fn declare(&mut self, c: u8, o: u8, lends: bool) {
         let lender = &self.lenders[usize::from(c)];
         let open = self.open().any(|n| self.calls[n].caller == c);
-        let there = lender.absent_since(self.now).is_none_or(|since| self.now < since + RULES.grace);
+        let there = lender
+            .absent_since(self.now)
+            .is_none_or(|since| self.now < since + RULES.grace);
         let taken = lender.owner.is_some_and(|other| other != o) && (lender.lends || open) && there;
         let changed = lender.owner.is_some_and(|other| other != o);
-        let mut holds: Vec<u64> = self.holds.iter().filter(|(_, owner)| **owner == o).map(|(h, _)| *h).collect();
+        let mut holds: Vec<u64> = self
+            .holds
+            .iter()
+            .filter(|(_, owner)| **owner == o)
+            .map(|(h, _)| *h)
+            .collect();
         holds.sort_unstable();
         let tools: &[&str] = if lends { &["t"] } else { &[] };
-        let result =
-            self.book.declare(declarer(o), declaration(c, tools), holds.iter().map(|h| HoldId(*h)), self.now);
+        let result = self.book.declare(
+            declarer(o),
+            declaration(c, tools),
+            holds.iter().map(|h| HoldId(*h)),
+            self.now,
+        );
         if taken {
             assert_eq!(result.unwrap_err().code, oubliette_protocol::ErrorCode::Conflict);
             return;
         }
-        self.settle(result.unwrap(), |call| match changed && call.caller == c && call.ended.is_none() {
-            true => vec![Ending::Disconnected],
-            false => vec![],
+        self.settle(result.unwrap(), |call| {
+            match changed && call.caller == c && call.ended.is_none() {
+                true => vec![Ending::Disconnected],
+                false => vec![],
+            }
         });
         let open = self.open().any(|n| self.calls[n].caller == c);
         self.lenders[usize::from(c)] = match lends || open {
-            true => Lender { owner: Some(o), lends, holds, until: Some(self.now + RULES.linger) },
+            true => Lender {
+                owner: Some(o),
+                lends,
+                holds,
+                until: Some(self.now + RULES.linger),
+            },
             false => Lender::default(),
         };
     }
 
     fn call(&mut self, c: u8) {
         let id = RequestId::generate();
-        let result = self.book.call(id.clone(), &caller(c), "t", self.calls.len(), self.now);
+        let result = self
+            .book
+            .call(id.clone(), &caller(c), "t", self.calls.len(), self.now);
         let lender = &self.lenders[usize::from(c)];
         assert_eq!(result.is_ok(), lender.lends);
         if let (Ok(()), Some(owner)) = (result, lender.owner) {
-            self.calls.push(Call { id, caller: c, owner, asked: self.now, ended: None });
+            self.calls.push(Call {
+                id,
+                caller: c,
+                owner,
+                asked: self.now,
+                ended: None,
+            });
         }
     }
 
@@ -186,7 +223,11 @@ impl Model {
         };
         match (result, expected) {
             (Ok(ended), Ok(())) => {
-                assert_eq!((ended.waiter, &ended.ending), (n, &ending), "somebody else's answer");
+                assert_eq!(
+                    (ended.waiter, &ended.ending),
+                    (n, &ending),
+                    "somebody else's answer"
+                );
                 self.calls[n].ended = Some(ending);
             }
             (Err(refusal), Err(expected)) => assert_eq!(refusal, expected),
@@ -205,22 +246,29 @@ impl Model {
     }
 
     fn tick(&mut self) {
-        let due: Vec<Vec<Ending>> = self.calls.iter().map(|call| {
-            let mut may = Vec::new();
-            if call.ended.is_none() && call.asked + RULES.timeout <= self.now {
-                may.push(Ending::Timeout);
-            }
-            let since = self.lenders[usize::from(call.caller)].absent_since(self.now);
-            if call.ended.is_none() && since.is_some_and(|s| s.max(call.asked) + RULES.grace <= self.now) {
-                may.push(Ending::Disconnected);
-            }
-            may
-        }).collect();
+        let due: Vec<Vec<Ending>> = self
+            .calls
+            .iter()
+            .map(|call| {
+                let mut may = Vec::new();
+                if call.ended.is_none() && call.asked + RULES.timeout <= self.now {
+                    may.push(Ending::Timeout);
+                }
+                let since = self.lenders[usize::from(call.caller)].absent_since(self.now);
+                if call.ended.is_none() && since.is_some_and(|s| s.max(call.asked) + RULES.grace <= self.now)
+                {
+                    may.push(Ending::Disconnected);
+                }
+                may
+            })
+            .collect();
         let quiet = self.book.next_deadline().is_none_or(|at| at > self.now);
         let ended = self.book.tick(self.now);
-        assert!(!quiet || ended.is_empty(), "something was due before the deadline the book gave");
-        let ids: HashMap<RequestId, Vec<Ending>> =
-            self.calls.iter().map(|c| c.id.clone()).zip(due).collect();
+        assert!(
+            !quiet || ended.is_empty(),
+            "something was due before the deadline the book gave"
+        );
+        let ids: HashMap<RequestId, Vec<Ending>> = self.calls.iter().map(|c| c.id.clone()).zip(due).collect();
         self.settle(ended, |call| ids[&call.id].clone());
         self.forget();
     }
@@ -232,7 +280,9 @@ impl Model {
             Step::Call { caller } => self.call(caller),
             Step::Answer { call, owner, fails } => self.answer(call, owner, fails),
             Step::Cancel { call } => {
-                let Some(known) = self.calls.get_mut(call) else { return };
+                let Some(known) = self.calls.get_mut(call) else {
+                    return;
+                };
                 let ended = self.book.cancel(&known.id);
                 assert_eq!(ended.is_some(), known.ended.is_none());
                 known.ended.get_or_insert(Ending::Cancelled);
@@ -242,7 +292,8 @@ impl Model {
                 let hold = self.next_hold;
                 self.next_hold += 1;
                 self.holds.insert(hold, o);
-                self.book.arrive(HoldId(hold), |_, declarer| declarer.owner == owner(o));
+                self.book
+                    .arrive(HoldId(hold), |_, declarer| declarer.owner == owner(o));
                 for lender in self.lenders.iter_mut().filter(|l| l.owner == Some(o)) {
                     lender.holds.push(hold);
                 }
@@ -252,7 +303,11 @@ impl Model {
                 if self.holds.remove(&hold).is_none() {
                     return;
                 }
-                let how = if broken { Departure::BrokenOff } else { Departure::Answered };
+                let how = if broken {
+                    Departure::BrokenOff
+                } else {
+                    Departure::Answered
+                };
                 self.book.depart(HoldId(hold), how, self.now);
                 for lender in self.lenders.iter_mut().filter(|l| l.holds.contains(&hold)) {
                     lender.holds.retain(|h| *h != hold);
@@ -303,11 +358,18 @@ fn a_poll_broken_off_is_leaving_at_once_and_a_return_within_the_grace_saves_the_
         Step::Declare { caller: 0, owner: 0 },
         Step::Arrive { owner: 0 },
         Step::Call { caller: 0 },
-        Step::Depart { hold: 0, broken: true },
+        Step::Depart {
+            hold: 0,
+            broken: true,
+        },
         Step::Wait { ms: 4_000 },
         Step::Arrive { owner: 0 },
         Step::Wait { ms: 20_000 },
-        Step::Answer { call: 0, owner: 0, fails: false },
+        Step::Answer {
+            call: 0,
+            owner: 0,
+            fails: false,
+        },
     ] {
         model.step(&step);
     }
@@ -318,19 +380,24 @@ fn a_poll_broken_off_is_leaving_at_once_and_a_return_within_the_grace_saves_the_
 fn a_closed_book_ends_everything_and_opens_nothing() {
     let mut book: Book<u32> = Book::new(RULES);
     let now = Instant::now();
-    book.declare(declarer(0), declaration(0, &["t"]), [], now).unwrap();
+    book.declare(declarer(0), declaration(0, &["t"]), [], now)
+        .unwrap();
     book.call(RequestId::generate(), &caller(0), "t", 7, now).unwrap();
     let ended = book.close();
     assert_eq!((ended[0].waiter, &ended[0].ending), (7, &Ending::Cancelled));
     assert!(book.call(RequestId::generate(), &caller(0), "t", 8, now).is_err());
-    assert!(book.declare(declarer(0), declaration(0, &["t"]), [], now).is_err());
+    assert!(
+        book.declare(declarer(0), declaration(0, &["t"]), [], now)
+            .is_err()
+    );
 }
 
 #[test]
 fn a_million_calls_leave_nothing_behind() {
     let mut book: Book<()> = Book::new(RULES);
     let now = Instant::now();
-    book.declare(declarer(0), declaration(0, &["t"]), [], now).unwrap();
+    book.declare(declarer(0), declaration(0, &["t"]), [], now)
+        .unwrap();
     for _ in 0..1_000_000 {
         let id = RequestId::generate();
         book.call(id.clone(), &caller(0), "t", (), now).unwrap();

@@ -32,7 +32,10 @@ pub struct Presence {
 impl Presence {
     /// Present by these holds, or without any until then.
     pub fn new(holds: impl IntoIterator<Item = HoldId>, until: Instant) -> Self {
-        Self { holds: holds.into_iter().collect(), until }
+        Self {
+            holds: holds.into_iter().collect(),
+            until,
+        }
     }
 
     /// Since when the caller is absent; `None` while it is there.

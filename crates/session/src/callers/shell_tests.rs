@@ -1,0 +1,1 @@
+//! The caller book with a real store and a real clock.

@@ -1,0 +1,135 @@
+//! Sessions that sessions start: in the parent's project, by its agent or one it names, within its
+//! limits, and never longer than it.
+
+use oubliette_protocol::{Error, Principal, Result, SessionId, Slug, event::Status};
+use oubliette_store::{ProjectRow, SessionRow};
+
+use crate::{
+    Sessions,
+    live::Command,
+    request::{ChildEvents, EventsQuery},
+};
+
+/// The session that starts another.
+pub(crate) struct Parent {
+    pub(crate) row: SessionRow,
+}
+
+impl Parent {
+    /// Finds it and checks that it may start one more level.
+    pub(crate) async fn find(sessions: &Sessions, id: &SessionId, project: &ProjectRow) -> Result<Self> {
+        let row = sessions.deps.store.session_get(id).await?;
+        let row = row.ok_or_else(|| Error::not_found(format!("there is no session {id}")))?;
+        if row.status == Status::Ended {
+            return Err(Error::conflict("the session that asks has ended"));
+        }
+        let named = project
+            .limits
+            .get("max_depth")
+            .and_then(serde_json::Value::as_u64);
+        let most = named.unwrap_or(u64::from(sessions.deps.config.max_depth));
+        match u64::from(row.depth) < most {
+            true => Ok(Self { row }),
+            false => Err(Error::limit_exceeded(format!(
+                "this session is {} levels deep; sessions start others at most {most} levels deep",
+                row.depth
+            ))),
+        }
+    }
+
+    /// The same agent, or one that its definition names.
+    pub(crate) fn agent_for_child(&self, sessions: &Sessions, named: Option<&Slug>) -> Result<Slug> {
+        let own = sessions
+            .in_memory(&self.row.session_id)
+            .map(|live| live.now.borrow().agent.clone());
+        let own = own.unwrap_or_else(|| self.row.agent.clone());
+        let Some(named) = named.filter(|named| **named != own) else {
+            return Ok(own);
+        };
+        let definition = &sessions.deps.library.agent(&own)?.definition;
+        match definition.children.contains(named) {
+            true => Ok(named.clone()),
+            false => Err(Error::not_allowed(format!(
+                "agent {own} may not start agent {named}: its definition does not list it under children"
+            ))),
+        }
+    }
+}
+
+impl Sessions {
+    /// A turn cannot wait for itself, nor for a turn that waits for it.
+    pub(crate) async fn refuse_waiting_for_oneself(
+        &self,
+        asking: &SessionId,
+        target: &SessionId,
+    ) -> Result<()> {
+        let mut at = Some(asking.clone());
+        while let Some(id) = at {
+            if id == *target {
+                return Err(Error::invalid(
+                    "wait: a session cannot wait for itself or for one that started it",
+                ));
+            }
+            at = self
+                .deps
+                .store
+                .session_get(&id)
+                .await?
+                .and_then(|row| row.parent_id);
+        }
+        Ok(())
+    }
+
+    /// Ends every session below one, deepest last: each is told by way of its own parent.
+    pub(crate) async fn end_children(&self, id: &SessionId) -> Result<()> {
+        for child in self.descendants(id).await? {
+            if child.status == Status::Ended {
+                continue;
+            }
+            match self.load(&child.session_id).await {
+                Ok(live) => drop(live.ask(Command::End).await),
+                Err(error) => tracing::debug!(child = %child.session_id, %error, "a child was not ended"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Every session below one, parents before children.
+    pub(crate) async fn descendants(&self, id: &SessionId) -> Result<Vec<SessionRow>> {
+        let mut found = self.deps.store.session_children(id).await?;
+        let mut next = 0;
+        while let Some(row) = found.get(next) {
+            let below = self.deps.store.session_children(&row.session_id.clone()).await?;
+            found.extend(below);
+            next += 1;
+        }
+        Ok(found)
+    }
+
+    /// The logs of every session below one.
+    pub(crate) async fn child_events(
+        &self,
+        principal: &Principal,
+        query: &EventsQuery,
+    ) -> Result<Vec<ChildEvents>> {
+        let mut children = Vec::new();
+        for row in self.descendants(&query.session_id).await? {
+            if !principal.sees(&row.project_id) {
+                continue;
+            }
+            let events = self
+                .deps
+                .store
+                .events()
+                .read(&row.session_id, -1, query.max_events)
+                .await?;
+            let last_index = events.last().map_or(-1, |event| event.index);
+            children.push(ChildEvents {
+                session_id: row.session_id,
+                events,
+                last_index,
+            });
+        }
+        Ok(children)
+    }
+}

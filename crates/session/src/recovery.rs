@@ -1,0 +1,133 @@
+//! After a start: what the server was doing when it stopped or was killed is brought to a true end.
+
+use std::collections::BTreeSet;
+
+use oubliette_protocol::{
+    ErrorCode, RequestId, Result, SessionId,
+    event::{EventBody, Outcome, Status},
+};
+use oubliette_store::{SessionPatch, SessionRow};
+
+use crate::{Sessions, events::MAX_EVENTS};
+
+impl Sessions {
+    /// Brings every session that was cut short to a state that says so: a turn that was running is an
+    /// error, open caller requests are over, and the session waits for its next message. Sockets and
+    /// directories that nobody owns are removed. Called once, before the first request.
+    pub async fn recover(&self) -> Result<()> {
+        self.remove_leftovers().await;
+        for row in self.deps.store.sessions_interrupted().await? {
+            let id = row.session_id.clone();
+            // Keys of a dead process serve nobody.
+            self.deps.store.tokens_revoke_of_session(&id).await?;
+            if let Err(error) = self.recover_one(row).await {
+                tracing::error!(session = %id, error = %error.for_log(), "a session was not recovered");
+            }
+        }
+        Ok(())
+    }
+
+    async fn recover_one(&self, row: SessionRow) -> Result<()> {
+        let mut events: Vec<EventBody> = Vec::new();
+        for request_id in self.open_in_log(&row.session_id).await? {
+            events.push(EventBody::CallerToolDone {
+                request_id,
+                outcome: Outcome::Disconnected,
+            });
+        }
+        let mut patch = SessionPatch::default();
+        let reason = match row.status {
+            Status::Starting | Status::Running => {
+                let turn = row.turn.max(1);
+                patch.turn = Some(turn);
+                let what = format!("the server restarted during turn {turn}");
+                events.push(EventBody::Error {
+                    code: ErrorCode::Unavailable,
+                    message: what.clone(),
+                });
+                Some(format!("{what}; send a message to go on"))
+            }
+            Status::Switching => {
+                let what = format!(
+                    "the server restarted during a switch of agents; the agent is {}",
+                    row.agent
+                );
+                events.push(EventBody::Error {
+                    code: ErrorCode::Unavailable,
+                    message: what.clone(),
+                });
+                Some(format!("{what}; send a message to go on"))
+            }
+            Status::Idle | Status::Ended | Status::Failed => None,
+        };
+        if let Some(reason) = reason {
+            patch.status = Some(Status::Idle);
+            patch.reason = Some(Some(reason.clone()));
+            events.push(EventBody::Status {
+                status: Status::Idle,
+                reason: Some(reason),
+            });
+        }
+        if !events.is_empty() {
+            self.deps
+                .store
+                .events()
+                .append_with(&row.session_id, events, patch)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Caller requests in the log without an end.
+    async fn open_in_log(&self, id: &SessionId) -> Result<BTreeSet<RequestId>> {
+        let mut open = BTreeSet::new();
+        let mut since = -1;
+        loop {
+            let page = self.deps.store.events().read(id, since, MAX_EVENTS).await?;
+            let Some(last) = page.last() else { return Ok(open) };
+            since = last.index;
+            for event in &page {
+                match &event.body {
+                    EventBody::CallerToolRequest { request_id, .. } => {
+                        open.insert(request_id.clone());
+                    }
+                    EventBody::CallerToolDone { request_id, .. } => {
+                        open.remove(request_id);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// No session is in memory yet, so every session socket is a leftover; so is the directory of a
+    /// session that has ended or is unknown.
+    async fn remove_leftovers(&self) {
+        let sockets = self.deps.home.sockets_dir().to_path_buf();
+        for (id, path) in session_entries(&sockets) {
+            tracing::debug!(session = %id, "removing a leftover socket directory");
+            remove(&path);
+        }
+        for (id, path) in session_entries(&self.deps.home.sessions_dir()) {
+            match self.deps.store.session_get(&id).await {
+                Ok(Some(row)) if row.status != Status::Ended => {}
+                Ok(_) => remove(&path),
+                Err(error) => tracing::warn!(session = %id, %error, "a session directory was left alone"),
+            }
+        }
+    }
+}
+
+/// The entries of a directory that are named after sessions.
+fn session_entries(dir: &std::path::Path) -> Vec<(SessionId, std::path::PathBuf)> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
+        .collect()
+}
+
+fn remove(path: &std::path::Path) {
+    if let Err(error) = std::fs::remove_dir_all(path) {
+        tracing::warn!(%error, path = %path.display(), "a leftover was not removed");
+    }
+}

@@ -1,0 +1,271 @@
+//! What a session has running: its tools, its ways out, its agent.
+//!
+//! Tools and agent are started side by side, because neither needs the other before the agent opens its
+//! conversation; by then the tools must be there, since some agents list them only once.
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use oubliette_protocol::{
+    Error, Result, SessionId, Slug,
+    agent::{Network, Runtime},
+    relay::{KEY_ENV, SOCKET_PATH},
+};
+use oubliette_sandbox::{Forward, Mount, Socket, Spec};
+use oubliette_tools::{BuildSpec, Context, DebugSink, Plane};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{
+    agent_host::{Host, Start, memory::MemoryDesk},
+    blueprint::Blueprint,
+    debug::{ContextDebug, ModelDebug},
+    environment::{self, CONFIG_FILE, MODEL_PORT, PROXY_PORT, Surroundings},
+    ports::Deps,
+    relay_socket,
+};
+
+const MODEL_SOCKET: &str = "/run/oubliette/model.sock";
+const PROXY_SOCKET: &str = "/run/oubliette/proxy.sock";
+const AGENT_PROGRAM: &str = "/opt/oubliette/oubliette-agent";
+
+/// Where a rig is put up.
+#[derive(Clone)]
+pub(crate) struct Site {
+    pub(crate) deps: Arc<Deps>,
+    pub(crate) session: SessionId,
+    pub(crate) plane: Arc<Plane>,
+    pub(crate) debug: Arc<dyn DebugSink>,
+    /// The session's socket directory.
+    pub(crate) sockets: PathBuf,
+    /// The process whose tree may use the relay socket.
+    pub(crate) admit: Arc<AtomicU32>,
+}
+
+/// What runs. The context is installed in the plane.
+pub(crate) struct Rig {
+    pub(crate) plan: Blueprint,
+    pub(crate) host: Option<Host>,
+    _ways_out: DropGuard,
+}
+
+impl Rig {
+    /// Tools alone, for calls from outside while the agent sleeps.
+    pub(crate) async fn tools(site: &Site, plan: Blueprint) -> Result<Self> {
+        let ways_out = open_ways(site, &plan)?;
+        let context = context(site, &plan).await?;
+        site.plane.install(context);
+        Ok(Self {
+            plan,
+            host: None,
+            _ways_out: ways_out,
+        })
+    }
+
+    /// Tools and agent. When either cannot be had, nothing is left of the other.
+    pub(crate) async fn whole(site: &Site, plan: Blueprint, before: Option<&str>) -> Result<Self> {
+        let ways_out = open_ways(site, &plan)?;
+        let (context, host) = tokio::join!(context(site, &plan), introduced(site, &plan));
+        let (context, mut host) = match (context, host) {
+            (Ok(context), Ok(host)) => (context, host),
+            (Ok(context), Err(error)) => {
+                context.teardown().await;
+                return Err(error);
+            }
+            (Err(error), Ok(host)) => {
+                host.stop().await;
+                return Err(error);
+            }
+            (Err(error), Err(_)) => return Err(error),
+        };
+        site.plane.install(context);
+        if let Err(error) = host.open(before, &site.deps.config).await {
+            host.stop().await;
+            if let Some(context) = site.plane.take() {
+                context.teardown().await;
+            }
+            return Err(error);
+        }
+        Ok(Self {
+            plan,
+            host: Some(host),
+            _ways_out: ways_out,
+        })
+    }
+
+    /// An agent for tools that are there already.
+    pub(crate) async fn agent(site: &Site, plan: &Blueprint, before: Option<&str>) -> Result<Host> {
+        let mut host = introduced(site, plan).await?;
+        match host.open(before, &site.deps.config).await {
+            Ok(()) => Ok(host),
+            Err(error) => {
+                host.stop().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Stops everything: the agent first, so that it calls nothing that is being stopped.
+    pub(crate) async fn down(self, site: &Site) {
+        if let Some(host) = self.host {
+            host.stop().await;
+        }
+        if let Some(context) = site.plane.take() {
+            context.teardown().await;
+        }
+    }
+}
+
+async fn context(site: &Site, plan: &Blueprint) -> Result<Arc<Context>> {
+    let deps = &site.deps;
+    let entries = deps.store.memory_len(&site.session, plan.agent()).await?;
+    let debug = Arc::new(ContextDebug {
+        inner: site.debug.clone(),
+        entries,
+    });
+    let proxy = site.sockets.join("proxy.sock");
+    Context::build(BuildSpec {
+        session_id: site.session.clone(),
+        agent: plan.agent().clone(),
+        definition: plan.entry.definition.clone(),
+        catalog: plan.catalog.clone(),
+        known: plan.known.clone(),
+        workspace: deps
+            .home
+            .workspace_dir(&plan.project.project_id, &plan.workspace.workspace_id),
+        sandbox: deps.sandbox.clone(),
+        host: deps.host.clone(),
+        trust: deps.trust.clone(),
+        limits: plan.limits.clone(),
+        env: deps.env.clone(),
+        debug,
+        proxy_socket: Some(proxy),
+    })
+    .await
+}
+
+/// Starts the agent's process and gets to know it.
+async fn introduced(site: &Site, plan: &Blueprint) -> Result<Host> {
+    let deps = &site.deps;
+    let minted = match plan.project.api_key_scope {
+        Some(scope) => Some(
+            deps.keys
+                .mint(&site.session, &plan.project.project_id, scope)
+                .await?,
+        ),
+        None => None,
+    };
+    let around = environment::surroundings(deps, plan, minted)?;
+    if let Some((_, key)) = around.client.iter().find(|(name, _)| name == KEY_ENV) {
+        site.plane.hide(key);
+    }
+    let home = agent_home(deps, &site.session, plan.agent())?;
+    if let Some(config) = &around.config_file {
+        std::fs::write(home.join(CONFIG_FILE), config).map_err(Error::internal)?;
+    }
+    let start = Start {
+        permissions: plan.entry.definition.permissions,
+        memory: MemoryDesk::new(deps.store.clone(), site.session.clone(), plan.agent().clone()),
+        client_env: around.client.clone(),
+        spec: spec(site, plan, around, &home),
+    };
+    let mut host = Host::spawn(&deps.sandbox, start, deps.config.voice.clone()).await?;
+    site.admit.store(host.pid(), Ordering::Relaxed);
+    match host.initialize(&deps.config).await {
+        Ok(()) => Ok(host),
+        Err(error) => {
+            host.stop().await;
+            Err(error)
+        }
+    }
+}
+
+fn spec(site: &Site, plan: &Blueprint, around: Surroundings, home: &Path) -> Spec {
+    let deps = &site.deps;
+    let (argv, mut mounts) = match &plan.entry.definition.runtime {
+        Runtime::Builtin => (
+            vec![AGENT_PROGRAM.to_owned()],
+            vec![Mount::read_only(&deps.programs.agent, AGENT_PROGRAM)],
+        ),
+        Runtime::Acp { command, .. } => (command.clone(), Vec::new()),
+    };
+    mounts.push(Mount::read_only(
+        &deps.programs.client,
+        oubliette_sandbox::spec::CLIENT,
+    ));
+    mounts.extend(plan.read_only.iter().cloned());
+    let mut sockets = vec![
+        Socket::new(relay_socket::path(&deps.home, &site.session), SOCKET_PATH),
+        Socket::new(site.sockets.join("model.sock"), MODEL_SOCKET),
+    ];
+    let mut forwards = vec![Forward {
+        port: MODEL_PORT,
+        socket: MODEL_SOCKET.into(),
+    }];
+    if plan.network == Network::Proxy {
+        sockets.push(Socket::new(site.sockets.join("proxy.sock"), PROXY_SOCKET));
+        forwards.push(Forward {
+            port: PROXY_PORT,
+            socket: PROXY_SOCKET.into(),
+        });
+    }
+    Spec {
+        workspace: Some(
+            deps.home
+                .workspace_dir(&plan.project.project_id, &plan.workspace.workspace_id),
+        ),
+        home: Some(home.to_path_buf()),
+        mounts,
+        sockets,
+        forwards,
+        env: around.agent,
+        network: match plan.network {
+            Network::None | Network::Proxy => oubliette_sandbox::Network::None,
+            Network::Host => oubliette_sandbox::Network::Host,
+        },
+        limits: plan.limits.clone(),
+        ..Spec::new(site.session.as_str(), argv)
+    }
+}
+
+/// The agent's own home in this session: no other agent's sandbox ever sees it.
+fn agent_home(deps: &Deps, session: &SessionId, agent: &Slug) -> Result<PathBuf> {
+    let dir = deps.home.session_dir(session).join("homes").join(agent.as_str());
+    std::fs::create_dir_all(&dir).map_err(Error::internal)?;
+    for private in [deps.home.session_dir(session), dir.clone()] {
+        std::fs::set_permissions(private, std::fs::Permissions::from_mode(0o700)).map_err(Error::internal)?;
+    }
+    Ok(dir)
+}
+
+/// Serves the model forwarder and the proxy on this session's sockets, until the guard is dropped.
+fn open_ways(site: &Site, plan: &Blueprint) -> Result<DropGuard> {
+    let deps = &site.deps;
+    let stop = CancellationToken::new();
+    let model = relay_socket::bind(&site.sockets.join("model.sock"))?;
+    let sink = Arc::new(ModelDebug {
+        inner: site.debug.clone(),
+        agent: plan.agent().clone(),
+    });
+    tokio::spawn(deps.gateway.clone().serve(model, sink, stop.clone()));
+    let proxied = |tool: &Arc<oubliette_protocol::catalog::ToolDefinition>| {
+        use oubliette_protocol::catalog::{ToolDefinition, Transport};
+        match &**tool {
+            ToolDefinition::Mcp(server) => match &server.transport {
+                Transport::Stdio(stdio) => stdio.network == Network::Proxy,
+                Transport::Ws { .. } | Transport::Tcp { .. } | Transport::Http { .. } => false,
+            },
+            ToolDefinition::Builtin(_) => false,
+        }
+    };
+    if plan.network == Network::Proxy || plan.catalog.iter().any(proxied) {
+        let proxy = relay_socket::bind(&site.sockets.join("proxy.sock"))?;
+        tokio::spawn(deps.proxy.clone().serve(proxy, stop.clone()));
+    }
+    Ok(stop.drop_guard())
+}
