@@ -16,7 +16,7 @@
 //! - [`gateway`]: the model gateway.
 //! - [`address`]: which addresses are nobody's business from inside a sandbox.
 //! - [`allow`]: `[egress] allow`, the exceptions.
-//! - [`proxy`]: the HTTP proxy.
+//! - [`proxy`]: the HTTP proxy; [`tunnel`]: a connection out that notices when it is idle.
 //! - [`limits`]: every bound, with its default; [`answer`]: the errors both give.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
@@ -31,6 +31,7 @@ pub mod limits;
 pub mod paths;
 pub mod provider;
 pub mod proxy;
+mod tunnel;
 mod upstream;
 
 pub use gateway::{ModelGateway, ModelSink};

@@ -1,0 +1,251 @@
+//! The HTTP proxy over real sockets, with servers on loopback that it may or may not reach.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{Router, extract::Request};
+use oubliette_egress::{EgressProxy, ProxyLimits};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, UnixListener, UnixStream},
+};
+use tokio_util::sync::CancellationToken;
+
+const SOON: Duration = Duration::from_secs(30);
+
+struct World {
+    _dir: tempfile::TempDir,
+    socket: std::path::PathBuf,
+    cancel: CancellationToken,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+async fn world(allow: &[String], limits: ProxyLimits) -> World {
+    let proxy = EgressProxy::new(allow.to_vec(), limits).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("proxy.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let cancel = CancellationToken::new();
+    let serving = tokio::spawn(proxy.serve(listener, cancel.clone()));
+    World {
+        _dir: dir,
+        socket,
+        cancel,
+        serving,
+    }
+}
+
+/// Says what it was asked, and everything it was sent.
+async fn web() -> SocketAddr {
+    let app = Router::new().fallback(async |request: Request| {
+        let (parts, body) = request.into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        format!(
+            "{} {} {:?} {}",
+            parts.method,
+            parts.uri,
+            parts.headers,
+            String::from_utf8_lossy(&body)
+        )
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    address
+}
+
+/// Sends back what it gets.
+async fn echo() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let (mut read, mut write) = stream.split();
+                let _gone = tokio::io::copy(&mut read, &mut write).await;
+            });
+        }
+    });
+    address
+}
+
+impl World {
+    async fn ask(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(&self.socket).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let _reset = tokio::time::timeout(SOON, stream.read_to_end(&mut answer))
+            .await
+            .expect("silence");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    async fn tunnel(&self, target: &str) -> UnixStream {
+        let mut stream = UnixStream::connect(&self.socket).await.unwrap();
+        stream
+            .write_all(format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\n").as_bytes())
+            .await
+            .unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(
+                tokio::time::timeout(SOON, stream.read_u8())
+                    .await
+                    .expect("silence")
+                    .unwrap(),
+            );
+        }
+        assert!(
+            head.starts_with(b"HTTP/1.1 200"),
+            "{}",
+            String::from_utf8_lossy(&head)
+        );
+        stream
+    }
+}
+
+#[tokio::test]
+async fn a_tunnel_carries_bytes_both_ways() {
+    let server = echo().await;
+    let world = world(&[server.to_string()], ProxyLimits::default()).await;
+    let mut stream = world.tunnel(&server.to_string()).await;
+    let sent = vec![7; 300_000];
+    let (mut read, mut write) = stream.split();
+    let (_, got) = tokio::join!(
+        async {
+            write.write_all(&sent).await.unwrap();
+            write.shutdown().await.unwrap();
+        },
+        async {
+            let mut got = Vec::new();
+            read.read_to_end(&mut got).await.unwrap();
+            got
+        }
+    );
+    assert_eq!(got, sent);
+}
+
+#[tokio::test]
+async fn plain_http_is_passed_on_without_what_is_for_the_proxy() {
+    let server = web().await;
+    let world = world(&["localhost".to_owned()], ProxyLimits::default()).await;
+    let request = format!(
+        "POST http://LOCALHOST:{}/a/b?c=d HTTP/1.1\r\nhost: elsewhere\r\nproxy-authorization: Basic x\r\n\
+         proxy-connection: keep-alive\r\nx-mine: 1\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello",
+        server.port()
+    );
+    let answer = world.ask(&request).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(
+        answer.contains("POST /a/b?c=d") && answer.contains("\"x-mine\": \"1\"") && answer.contains("hello"),
+        "{answer}"
+    );
+    assert!(
+        !answer.contains("proxy-") && !answer.contains("elsewhere"),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
+async fn private_places_are_refused_by_address_and_by_name() {
+    let server = web().await;
+    let world = world(&[], ProxyLimits::default()).await;
+    for target in [
+        server.to_string(),
+        format!("localhost:{}", server.port()),
+        "127.1:80".to_owned(),
+        "2130706433:80".to_owned(),
+        "0x7f.1:443".to_owned(),
+        "[::1]:443".to_owned(),
+        "[::ffff:127.0.0.1]:80".to_owned(),
+        "0.0.0.0:80".to_owned(),
+        "169.254.169.254:80".to_owned(),
+        "10.0.0.1:443".to_owned(),
+        "localhost.:80".to_owned(),
+    ] {
+        let connect = world
+            .ask(&format!(
+                "CONNECT {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            ))
+            .await;
+        assert!(connect.starts_with("HTTP/1.1 403"), "{target}: {connect}");
+        assert!(connect.contains("[egress] allow"), "{connect}");
+        let plain = world
+            .ask(&format!(
+                "GET http://{target}/ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            ))
+            .await;
+        assert!(plain.starts_with("HTTP/1.1 403"), "{target}: {plain}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_requests_are_answered() {
+    let world = world(&["127.0.0.1:1".to_owned()], ProxyLimits::default()).await;
+    for (line, status) in [
+        ("GET /just/a/path HTTP/1.1", "400"),
+        ("GET https://example.com/ HTTP/1.1", "400"),
+        ("CONNECT example.com HTTP/1.1", "400"),
+        ("CONNECT user@example.com:443 HTTP/1.1", "400"),
+        ("GET http://user:pw@example.com/ HTTP/1.1", "400"),
+        ("CONNECT no-such-host.invalid:443 HTTP/1.1", "502"),
+        ("CONNECT 127.0.0.1:1 HTTP/1.1", "502"),
+    ] {
+        let answer = world
+            .ask(&format!("{line}\r\nhost: x\r\nconnection: close\r\n\r\n"))
+            .await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{line}: {answer}"
+        );
+    }
+    let long = format!(
+        "GET http://example.com/ HTTP/1.1\r\nx: {}\r\n\r\n",
+        "y".repeat(1_000_000)
+    );
+    let mut stream = UnixStream::connect(&world.socket).await.unwrap();
+    let _refused = stream.write_all(long.as_bytes()).await;
+    let mut answer = Vec::new();
+    let _reset = stream.read_to_end(&mut answer).await;
+    assert!(
+        answer.is_empty() || answer.starts_with(b"HTTP/1.1 431"),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
+}
+
+#[tokio::test]
+async fn idle_and_ended_tunnels_close() {
+    let server = echo().await;
+    let limits = ProxyLimits {
+        idle: Duration::from_millis(50),
+        ..ProxyLimits::default()
+    };
+    let allow = ["127.0.0.0/8".to_owned()];
+    let quiet = world(&allow, limits).await;
+    let mut stream = quiet.tunnel(&server.to_string()).await;
+    let mut rest = Vec::new();
+    tokio::time::timeout(SOON, stream.read_to_end(&mut rest))
+        .await
+        .expect("still open")
+        .unwrap();
+
+    let mut cancelled = world(&allow, ProxyLimits::default()).await;
+    let mut stream = cancelled.tunnel(&server.to_string()).await;
+    stream.write_all(b"x").await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'x');
+    cancelled.cancel.cancel();
+    tokio::time::timeout(SOON, &mut cancelled.serving)
+        .await
+        .expect("it goes on")
+        .unwrap();
+    assert_eq!(
+        tokio::time::timeout(SOON, stream.read(&mut [0; 8]))
+            .await
+            .expect("still open")
+            .unwrap_or(0),
+        0
+    );
+}
