@@ -1,0 +1,50 @@
+//! Finds the console to build in. Without one (no Node here, or a first build) a page stands in for it
+//! that says how to get it.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+const PAGE: &str = "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Oubliette</title>\n\
+<h1>Oubliette is running</h1>\n<p>The console was not built into this program. Build it with\n\
+<code>npm ci &amp;&amp; npm run build</code> in <code>ui/</code>, then build the server again:\n\
+<code>cargo xtask up</code> does both.</p>\n<p>The MCP endpoint is at <code>/mcp</code>, the API at \n\
+<a href=\"/api/openapi.json\"><code>/api/openapi.json</code></a>.</p></html>\n";
+
+fn main() {
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
+    let built = root.join("../../ui/dist");
+    println!("cargo:rerun-if-changed={}", built.display());
+    println!("cargo:rerun-if-changed={}", built.join("index.html").display());
+    let mut files = Vec::new();
+    if built.join("index.html").is_file() {
+        gather(&built, "", &mut files);
+    } else {
+        let page = out.join("index.html");
+        if let Err(error) = fs::write(&page, PAGE) {
+            println!("cargo:warning=the console's stand-in could not be written: {error}");
+        }
+        files.push(("index.html".to_owned(), page));
+    }
+    files.sort();
+    let rows: String =
+        files.iter().map(|(name, path)| format!("    ({name:?}, include_bytes!({path:?})),\n")).collect();
+    let table = format!("/// The console's files, by name.\nstatic FILES: &[(&str, &[u8])] = &[\n{rows}];\n");
+    if let Err(error) = fs::write(out.join("console.rs"), table) {
+        println!("cargo:warning=the console could not be built in: {error}");
+    }
+}
+
+/// Every file below a folder, named with slashes.
+fn gather(dir: &Path, prefix: &str, files: &mut Vec<(String, PathBuf)>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        match entry.path().is_dir() {
+            true => gather(&entry.path(), &format!("{name}/"), files),
+            false => files.push((name, entry.path())),
+        }
+    }
+}

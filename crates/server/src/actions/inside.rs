@@ -1,0 +1,188 @@
+//! What an agent may never do, whatever its key: nothing from inside widens what a session may do.
+
+use std::collections::HashSet;
+
+use oubliette_protocol::{CatalogId, Error, Result, SessionId, Slug, agent::AgentDefinition};
+use serde_json::Value;
+
+use super::{Action, project};
+use crate::app::App;
+
+/// Refuses an action that would widen what the session, or anything it starts, may do.
+pub async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()> {
+    match action {
+        Action::ProjectCreate(new) => {
+            sandbox(new.sandbox.as_ref())?;
+            within_defaults(app, new.sandbox.as_ref(), new.limits.as_ref())
+        }
+        Action::ProjectUpdate(change) => {
+            sandbox(change.sandbox.as_ref())?;
+            within_defaults(app, change.sandbox.as_ref(), change.limits.as_ref())?;
+            own_project(app, session, change).await
+        }
+        Action::WorkspaceCreate(new) if new.source.is_some() => {
+            Err(denied("source: cloning would give a sandbox the server's network"))
+        }
+        Action::AgentPut(put) => {
+            definition(&put.definition)?;
+            let used = Used::of(app, session).await?;
+            used.agent(&put.slug)
+        }
+        Action::AgentDelete(delete) => Used::of(app, session).await?.agent(&delete.slug),
+        Action::CatalogPut(put) => {
+            definition(&put.definition)?;
+            let used = Used::of(app, session).await?;
+            used.tool(&put.id)
+        }
+        Action::CatalogDelete(delete) => Used::of(app, session).await?.tool(&delete.id),
+        Action::WorkspaceCreate(_)
+        | Action::ProjectList(_)
+        | Action::ProjectGet(_)
+        | Action::ProjectDelete(_)
+        | Action::WorkspaceList(_)
+        | Action::WorkspaceDelete(_)
+        | Action::WorkspaceDiff(_)
+        | Action::AgentList(_)
+        | Action::AgentGet(_)
+        | Action::CatalogList(_)
+        | Action::CatalogGet(_)
+        | Action::TokenCreate(_)
+        | Action::TokenList(_)
+        | Action::TokenRevoke(_)
+        | Action::AuditList(_)
+        | Action::ServerInfo(_)
+        | Action::Doctor(_) => Ok(()),
+    }
+}
+
+fn denied(what: &str) -> Error {
+    Error::permission_denied(format!("{what}; this is not possible from inside a sandbox, whatever the key"))
+}
+
+fn sandbox(given: Option<&project::Sandbox>) -> Result<()> {
+    let Some(given) = given else { return Ok(()) };
+    for (field, set) in [
+        ("driver", given.driver.is_some()),
+        ("image", given.image.is_some()),
+        ("network", given.network.is_some()),
+    ] {
+        if set {
+            return Err(denied(&format!("sandbox.{field} opens a sandbox")));
+        }
+    }
+    Ok(())
+}
+
+/// Even an admin's key stays within what the server gives everyone.
+fn within_defaults(app: &App, sandbox: Option<&project::Sandbox>, limits: Option<&project::Limits>) -> Result<()> {
+    let config = &app.config;
+    let above = |field: &str| Err(denied(&format!("{field} is above the server's default")));
+    if let Some(given) = sandbox {
+        let over = |given: Option<u64>, most: u64| given.is_some_and(|n| n > most);
+        if over(given.memory_mb, config.sandbox.memory_mb) {
+            return above("sandbox.memory_mb");
+        }
+        if given.cpus.is_some_and(|n| n > config.sandbox.cpus) {
+            return above("sandbox.cpus");
+        }
+        if over(given.pids, config.sandbox.pids) {
+            return above("sandbox.pids");
+        }
+        if over(given.workspace_mb, config.sandbox.workspace_mb) {
+            return above("sandbox.workspace_mb");
+        }
+    }
+    if let Some(given) = limits {
+        if given.max_depth.is_some_and(|n| n > config.session.max_depth) {
+            return above("limits.max_depth");
+        }
+        if given.max_sessions.is_some_and(|n| n > config.session.max_sessions) {
+            return above("limits.max_sessions");
+        }
+    }
+    Ok(())
+}
+
+/// In its own project an agent may not raise its bounds, its key or its default agent either.
+async fn own_project(app: &App, session: &SessionId, change: &project::ProjectUpdate) -> Result<()> {
+    let Some(row) = app.store.session_get(session).await? else { return Ok(()) };
+    if row.project_id != change.project_id {
+        return Ok(());
+    }
+    let own = |field: &str, set: bool| match set {
+        true => Err(denied(&format!("{field} of its own project bounds what a session may do"))),
+        false => Ok(()),
+    };
+    own("sandbox", change.sandbox.is_some())?;
+    own("limits", change.limits.is_some())?;
+    own("api_key", change.api_key.is_some())?;
+    own("env", change.env.is_some())?;
+    own("agent", change.agent.is_some())
+}
+
+/// A definition from inside may not open a sandbox, even that of another agent.
+fn definition(definition: &Value) -> Result<()> {
+    if let Some(isolation) = definition.get("isolation")
+        && isolation != "sandbox"
+    {
+        return Err(denied("isolation takes a tool server out of its sandbox"));
+    }
+    let network = [definition.get("network"), definition.pointer("/sandbox/network")];
+    if network.into_iter().flatten().any(|n| n != "none") {
+        return Err(denied("network opens a sandbox"));
+    }
+    let shown = [definition.get("read_only"), definition.pointer("/runtime/read_only")];
+    if shown.into_iter().flatten().any(|paths| paths.as_array().is_none_or(|p| !p.is_empty())) {
+        return Err(denied("read_only shows a sandbox the host's files"));
+    }
+    Ok(())
+}
+
+/// The agents and catalog entries a session and its ancestors use.
+#[derive(Debug, Default)]
+pub struct Used {
+    agents: HashSet<Slug>,
+    tools: HashSet<CatalogId>,
+}
+
+impl Used {
+    /// Walks up from a session.
+    pub async fn of(app: &App, session: &SessionId) -> Result<Self> {
+        let mut used = Self::default();
+        let mut next = Some(session.clone());
+        while let Some(id) = next {
+            let Some(row) = app.store.session_get(&id).await? else { break };
+            if let Ok(entry) = app.library.agent(&row.agent) {
+                used.take(&entry.definition);
+                // What it may start counts as its own: children inherit its reach.
+                for child in &entry.definition.children {
+                    if let Ok(child_entry) = app.library.agent(child) {
+                        used.take(&child_entry.definition);
+                    }
+                    used.agents.insert(child.clone());
+                }
+            }
+            used.agents.insert(row.agent);
+            next = row.parent_id;
+        }
+        Ok(used)
+    }
+
+    fn take(&mut self, definition: &AgentDefinition) {
+        self.tools.extend(definition.tools.uses.iter().cloned());
+    }
+
+    fn agent(&self, slug: &Slug) -> Result<()> {
+        match self.agents.contains(slug) {
+            true => Err(denied(&format!("agent {slug} is what this session or one above it runs"))),
+            false => Ok(()),
+        }
+    }
+
+    fn tool(&self, id: &CatalogId) -> Result<()> {
+        match self.tools.contains(id) {
+            true => Err(denied(&format!("catalog entry {id} is what this session or one above it uses"))),
+            false => Ok(()),
+        }
+    }
+}

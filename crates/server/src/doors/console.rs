@@ -1,0 +1,63 @@
+//! `/`: the console, built into the program. Also the end of the road for every unknown path.
+
+use axum::response::{IntoResponse as _, Response};
+use http::{HeaderMap, HeaderValue, Method, Uri, header};
+
+use sha2::{Digest as _, Sha256};
+
+use super::reply;
+
+// What `ui/` built, or a page that says how to build it; see build.rs.
+include!(concat!(env!("OUT_DIR"), "/console.rs"));
+
+/// Only our own scripts, styles and requests; nothing inline, nothing framed.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
+    connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Serves a file of the console, or a 404.
+pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
+    let path = uri.path();
+    let file = match path {
+        "/" => "index.html",
+        other => other.trim_start_matches('/'),
+    };
+    let found = FILES.binary_search_by_key(&file, |(name, _)| name);
+    let Some((_, bytes)) = found.ok().map(|at| FILES[at]) else { return reply::no_such_path(path) };
+    if method != Method::GET && method != Method::HEAD {
+        return reply::no_such_method("GET");
+    }
+    let tag = format!("\"{}\"", hex::encode(&Sha256::digest(bytes)[..16]));
+    if headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == tag.as_bytes()) {
+        return http::StatusCode::NOT_MODIFIED.into_response();
+    }
+    // Built files carry a hash in their name; the page that names them does not.
+    let cache = match file.starts_with("assets/") {
+        true => "public, max-age=31536000, immutable",
+        false => "no-cache",
+    };
+    let mut response = bytes.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind(file)));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        headers.insert(header::ETAG, tag);
+    }
+    response
+}
+
+fn kind(file: &str) -> &'static str {
+    match file.rsplit('.').next().unwrap_or_default() {
+        "html" => "text/html; charset=utf-8",
+        "js" | "mjs" => "text/javascript; charset=utf-8",
+        "css" => "text/css; charset=utf-8",
+        "json" | "map" => "application/json",
+        "svg" => "image/svg+xml",
+        "png" => "image/png",
+        "ico" => "image/x-icon",
+        "woff2" => "font/woff2",
+        "webmanifest" => "application/manifest+json",
+        "txt" => "text/plain; charset=utf-8",
+        _ => "application/octet-stream",
+    }
+}

@@ -1,0 +1,165 @@
+//! `/api/workspaces/{id}/…`: files in and out.
+
+use std::path::PathBuf;
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::{Path, State},
+    response::Response,
+};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use oubliette_protocol::{Error, Result, Scope, WorkspaceId};
+use oubliette_store::{AuditEntry, WorkspaceRow};
+use serde_json::json;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::io::ReaderStream;
+
+use super::{Door, access::{self, Takes}, body::{self, BodyError}, http::Doors, reply};
+use crate::{actions::blocking, auth::Grant, workspace::{archive as packing, files::{self, Found, Inner}}};
+
+/// `GET /api/workspaces/{id}/files`: the root.
+pub async fn root(
+    state: State<Doors>,
+    door: Extension<Door>,
+    Path(id): Path<String>,
+    method: Method,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    file(state, door, Path((id, String::new())), method, headers, body).await
+}
+
+/// `GET|PUT|DELETE /api/workspaces/{id}/files/{path}`.
+pub async fn file(
+    State(doors): State<Doors>,
+    Extension(door): Extension<Door>,
+    Path((id, path)): Path<(String, String)>,
+    method: Method,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let change = match method {
+        Method::GET | Method::HEAD => None,
+        Method::PUT => Some("workspace_file_put"),
+        Method::DELETE => Some("workspace_file_delete"),
+        _ => return reply::no_such_method("GET, PUT, DELETE"),
+    };
+    let grant = match access::admit(&doors.app, door, &headers, Takes::Cookie).await {
+        Ok(grant) => grant,
+        Err(refused) => return refused,
+    };
+    let Some(action) = change else {
+        return match get(&doors, &grant, &id, &path).await {
+            Ok(response) => response,
+            Err(error) => refuse(&error),
+        };
+    };
+    let content = match body::read(&headers, body).await {
+        Ok(content) => content,
+        Err(BodyError::TooLarge) => return reply::too_large(body::MOST),
+        // A body that broke off is not written: the file stays as it was.
+        Err(BodyError::Broken) => return reply::error(&Error::invalid("the body broke off")),
+    };
+    let mut project = None;
+    let outcome = async {
+        grant.require(Scope::Write, action)?;
+        access::confirmed(&grant, &headers)?;
+        let (row, dir) = workspace(&doors, &grant, &id).await?;
+        project = Some(row.project_id);
+        let inner = Inner::parse(&path)?;
+        let size = content.len();
+        match method {
+            Method::PUT => {
+                let shown = inner.to_string();
+                blocking(move || files::put(&dir, &inner, &content)).await?;
+                Ok(json!({ "path": shown, "size": size }))
+            }
+            _ => {
+                let shown = inner.to_string();
+                blocking(move || files::delete(&dir, &inner)).await?;
+                Ok(json!({ "path": shown, "deleted": true }))
+            }
+        }
+    }
+    .await;
+    let entry = AuditEntry {
+        token_id: grant.token_id().cloned(),
+        session_id: None,
+        action: action.into(),
+        target: Some(format!("{}/{}", cut(&id), cut(&path))),
+        outcome: outcome.as_ref().err().map_or("ok", |e: &Error| e.code.as_str()).into(),
+        project_id: project,
+        detail: None,
+    };
+    doors.app.audit_soon(entry).await;
+    match outcome {
+        Ok(shape) => reply::json(StatusCode::OK, &shape),
+        Err(error) => refuse(&error),
+    }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(200).collect()
+}
+
+fn refuse(error: &Error) -> Response {
+    if error.log.is_some() {
+        tracing::warn!(error = %error.for_log(), "workspace file");
+    }
+    reply::error(error)
+}
+
+/// A workspace within reach, and where it is.
+async fn workspace(doors: &Doors, grant: &Grant, id: &str) -> Result<(WorkspaceRow, PathBuf)> {
+    let missing = || Error::not_found(format!("there is no workspace {}", oubliette_protocol::id::quoted(id)));
+    let id: WorkspaceId = id.parse().map_err(|_| missing())?;
+    let row = doors.app.store.workspace_get(&id).await?.ok_or_else(missing)?;
+    if !grant.principal().sees(&row.project_id) {
+        return Err(missing());
+    }
+    let dir = doors.app.home.workspace_dir(&row.project_id, &row.workspace_id);
+    Ok((row, dir))
+}
+
+async fn get(doors: &Doors, grant: &Grant, id: &str, path: &str) -> Result<Response> {
+    let (_, dir) = workspace(doors, grant, id).await?;
+    let inner = Inner::parse(path)?;
+    let shown = inner.to_string();
+    match blocking(move || files::find(&dir, &inner)).await? {
+        Found::Folder(entries) => Ok(reply::json(StatusCode::OK, &json!({ "path": shown, "entries": entries }))),
+        Found::File(file, size) => {
+            use tokio::io::AsyncReadExt as _;
+            // Bounded by the size it had: a file that grows meanwhile must not outgrow its header.
+            let reader = tokio::fs::File::from_std(file).take(size);
+            let stream = ReaderStream::with_capacity(reader, 64 * 1024);
+            let mut response = reply::foreign("application/octet-stream", Body::from_stream(stream));
+            response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(size));
+            Ok(response)
+        }
+    }
+}
+
+/// `GET /api/workspaces/{id}/archive`.
+pub async fn archive(
+    State(doors): State<Doors>,
+    Extension(door): Extension<Door>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Response {
+    let grant = match access::admit(&doors.app, door, &headers, Takes::Cookie).await {
+        Ok(grant) => grant,
+        Err(refused) => return refused,
+    };
+    let packed = async {
+        let (row, dir) = workspace(&doors, &grant, &id).await?;
+        let chunks = packing::pack(&dir)?;
+        let mut response = reply::foreign("application/gzip", Body::from_stream(ReceiverStream::new(chunks)));
+        let name = format!("attachment; filename=\"{}.tar.gz\"", row.workspace_id);
+        if let Ok(name) = HeaderValue::from_str(&name) {
+            response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
+        }
+        Ok(response)
+    };
+    packed.await.unwrap_or_else(|error| refuse(&error))
+}

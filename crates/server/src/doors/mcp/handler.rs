@@ -1,0 +1,261 @@
+//! The MCP server: tools are actions, resources are sessions' logs.
+
+#![allow(deprecated, reason = "older revisions have what newer ones deprecate")]
+
+use std::{borrow::Cow, sync::Arc};
+
+use http::request::Parts;
+use oubliette_protocol::{Error, event::Event};
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, CompleteRequestMethod, CompleteRequestParams,
+        CompleteResult, ContentBlock, GetPromptRequestMethod, GetPromptRequestParams, GetPromptResponse, Implementation,
+        ListPromptsRequestMethod, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult,
+        PaginatedRequestParams, ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
+        ServerConfig, SetLevelRequestMethod, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, Tool,
+        ToolAnnotations, UnsubscribeRequestParams,
+    },
+    service::{NotificationContext, Peer, RequestContext, SubscriptionContext},
+};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::{VERSIONS, listeners::Listener, manager::Gone, push, resources};
+use crate::{
+    actions::{self, Definition, Effect, EventSink, Origin, Outside},
+    app::App,
+    auth::Grant,
+};
+
+const INSTRUCTIONS: &str = "Oubliette runs coding agents in sandboxes. Start with session_message: it starts a session \
+in a project and returns its session_id. Events come as notifications/message (logger oubliette.session), or by polling \
+session_events with wait_ms. Lend the agent tools of your own with session_message's context and answer each \
+caller_tool_request event with caller_tool_response.";
+
+/// One MCP session's, or one stateless request's, server.
+#[derive(Clone)]
+pub struct Handler {
+    app: Arc<App>,
+}
+
+impl Handler {
+    /// Over a server.
+    pub fn new(app: Arc<App>) -> Self {
+        Self { app }
+    }
+
+    /// The grant the door made for this very request.
+    fn grant(context: &RequestContext<RoleServer>) -> Result<Grant, ErrorData> {
+        let parts = context.extensions.get::<Parts>();
+        let grant = parts.and_then(|p| p.extensions.get::<Grant>()).cloned();
+        grant.ok_or_else(|| ErrorData::internal_error("a request without a grant", None))
+    }
+
+    /// The stateful MCP session of a request.
+    fn listener(&self, context: &RequestContext<RoleServer>) -> Option<Arc<Listener>> {
+        let parts = context.extensions.get::<Parts>()?;
+        if !is_legacy(context) {
+            return None;
+        }
+        let id = parts.headers.get(super::SESSION_ID)?.to_str().ok()?;
+        self.app.listeners.get(id)
+    }
+}
+
+/// Whether a request is of a revision with sessions.
+fn is_legacy(context: &RequestContext<RoleServer>) -> bool {
+    context.protocol_version().is_none_or(|v| v.as_str() < ProtocolVersion::V_2026_07_28.as_str())
+}
+
+/// Sends events on a stateless request's own answer.
+struct OwnStream(Peer<RoleServer>);
+
+#[async_trait::async_trait]
+impl EventSink for OwnStream {
+    async fn event(&self, event: &Event) {
+        if event.body.is_pushed()
+            && let Ok(notification) = push::notification(event)
+        {
+            // A client that left is noticed by its request being cancelled.
+            let _ = self.0.send_notification(notification).await;
+        }
+    }
+}
+
+/// A definition as a tool.
+fn tool(definition: &'static Definition) -> Tool {
+    let changes = definition.effect.changes();
+    let annotations = ToolAnnotations::from_raw(
+        None,
+        Some(!changes),
+        changes.then_some(definition.effect == Effect::Delete),
+        changes.then_some(matches!(definition.effect, Effect::Set | Effect::Delete)),
+        Some(false),
+    );
+    let schema = Arc::new((definition.schema)().clone());
+    Tool::new(definition.name, definition.description, schema).with_annotations(annotations)
+}
+
+fn tool_result(outcome: Result<Value, Error>) -> CallToolResult {
+    match outcome {
+        Ok(value) => CallToolResult::structured(value),
+        Err(error) => {
+            let mut result = CallToolResult::error(vec![ContentBlock::text(error.message.clone())]);
+            result.structured_content = Some(error.body());
+            result
+        }
+    }
+}
+
+impl ServerHandler for Handler {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder()
+            .enable_logging()
+            .enable_resources()
+            .enable_resources_subscribe()
+            .enable_tools()
+            .build();
+        ServerConfig::new(capabilities)
+            .with_server_info(Implementation::new("oubliette", env!("CARGO_PKG_VERSION")).with_title("Oubliette"))
+            .with_instructions(INSTRUCTIONS)
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        Cow::Borrowed(VERSIONS)
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let grant = Self::grant(&context)?;
+        Ok(ListToolsResult::with_all_items(actions::visible(&grant).map(tool).collect()))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        actions::find(name).map(tool)
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let grant = Self::grant(&context)?;
+        if actions::find(&request.name).is_none() {
+            return Err(ErrorData::invalid_params(actions::unknown(&request.name).message, None));
+        }
+        let legacy = is_legacy(&context);
+        let broken_off = context.extensions.get::<Gone>().map(|g| g.0.clone()).unwrap_or_default();
+        let gone = CancellationToken::new();
+        let streams = !legacy && context.meta.log_level().is_some();
+        let origin = Origin::Outside(Outside {
+            mcp_session: self.listener(&context).map(|l| l.id.clone()),
+            gone: gone.clone(),
+            stream: streams.then(|| Arc::new(OwnStream(context.peer.clone())) as Arc<dyn EventSink>),
+        });
+        let leaving = async {
+            tokio::select! {
+                () = context.ct.cancelled() => {}
+                () = broken_off.cancelled() => {}
+            }
+            gone.cancel();
+            // What was begun is finished: half a change is worse than one nobody waits for.
+            std::future::pending::<()>().await;
+        };
+        let work = actions::perform(&self.app, &grant, &request.name, request.arguments.unwrap_or_default(), &origin);
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            () = leaving => Err(Error::internal("unreachable")),
+        };
+        Ok(tool_result(outcome).into())
+    }
+
+    async fn set_level(&self, _: SetLevelRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+        // Session events are not log lines: no level hides them.
+        match is_legacy(&context) {
+            true => Ok(()),
+            false => Err(ErrorData::method_not_found::<SetLevelRequestMethod>()),
+        }
+    }
+
+    async fn complete(&self, _: CompleteRequestParams, _: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
+        Err(ErrorData::method_not_found::<CompleteRequestMethod>())
+    }
+
+    async fn list_prompts(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
+        Err(ErrorData::method_not_found::<ListPromptsRequestMethod>())
+    }
+
+    async fn get_prompt(&self, _: GetPromptRequestParams, _: RequestContext<RoleServer>) -> Result<GetPromptResponse, ErrorData> {
+        Err(ErrorData::method_not_found::<GetPromptRequestMethod>())
+    }
+
+    async fn list_resources(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        let grant = Self::grant(&context)?;
+        resources::list(&self.app, &grant, request.and_then(|r| r.cursor)).await
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        Ok(resources::templates())
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        let grant = Self::grant(&context)?;
+        Ok(resources::read(&self.app, &grant, &request.uri).await?.into())
+    }
+
+    async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+        let grant = Self::grant(&context)?;
+        let (session, last) = resources::find(&self.app, &grant, &request.uri).await?;
+        if let Some(listener) = self.listener(&context) {
+            listener.subscribe(&session, last, true);
+        }
+        Ok(())
+    }
+
+    async fn unsubscribe(
+        &self,
+        request: UnsubscribeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        let grant = Self::grant(&context)?;
+        let (session, last) = resources::find(&self.app, &grant, &request.uri).await?;
+        if let Some(listener) = self.listener(&context) {
+            listener.subscribe(&session, last, false);
+        }
+        Ok(())
+    }
+
+    fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        // Lists never change while a token lives; only sessions' logs do.
+        let mut accepted = SubscriptionFilter::new();
+        accepted.resource_subscriptions = requested.resource_subscriptions.clone();
+        Some(accepted)
+    }
+
+    async fn listen(&self, subscription: SubscriptionContext) -> Result<(), ErrorData> {
+        let grant = Self::grant(subscription.request_context())?;
+        resources::listen(&self.app, &grant, subscription).await
+    }
+
+    async fn on_initialized(&self, _: NotificationContext<RoleServer>) {}
+}

@@ -1,0 +1,154 @@
+//! Connections, until the server stops.
+
+use std::{net::SocketAddr, path::Path, pin::pin, sync::Arc, time::Duration};
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use oubliette_protocol::{Error, Result};
+use tokio::{io::{AsyncRead, AsyncWrite}, net::{TcpListener, TcpStream, UnixListener}};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt as _;
+
+use super::{Door, control};
+use crate::config::Tls;
+
+/// How long a client may take to send the head of a request.
+const HEAD: Duration = Duration::from_secs(15);
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long what was sent may stay unacknowledged before the other end counts as gone. With keep-alives
+/// every ten seconds a client that vanished is noticed within thirty.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(18);
+
+/// Binds an address; an error says what to do about it.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|e| {
+        let remedy = match e.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "another program has that port: stop it, or choose another with --listen (or [server] listen)"
+            }
+            std::io::ErrorKind::PermissionDenied => "ports below 1024 need privileges: choose a higher one with --listen",
+            std::io::ErrorKind::AddrNotAvailable => "this machine has no such address: choose another with --listen",
+            _ => "choose another address with --listen",
+        };
+        Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}"))
+    })
+}
+
+/// Reads certificate and key.
+pub fn tls(files: &Tls) -> Result<TlsAcceptor> {
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+    let bad = |path: &Path, why: String| Error::invalid(format!("{}: {why}", path.display()));
+    let certificates = CertificateDer::pem_file_iter(&files.cert)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|e| bad(&files.cert, format!("no certificates could be read ({e})")))?;
+    if certificates.is_empty() {
+        return Err(bad(&files.cert, "has no certificate in PEM form".into()));
+    }
+    let key = PrivateKeyDer::from_pem_file(&files.key)
+        .map_err(|e| bad(&files.key, format!("no private key could be read ({e})")))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(Error::internal)?
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)
+        .map_err(|e| bad(&files.cert, format!("certificate and key do not fit: {e}")))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Serves TCP connections until `stopping`; those that are open are tracked and finish by themselves.
+pub async fn serve_tcp(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    stopping: CancellationToken,
+    open: TaskTracker,
+) {
+    loop {
+        let (stream, from) = tokio::select! {
+            () = stopping.cancelled() => return,
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => { pause(&error).await; continue }
+            },
+        };
+        prepare(&stream);
+        let (router, stopping, tls) = (router.clone(), stopping.clone(), tls.clone());
+        open.spawn(async move {
+            let door = Door::Network { from: from.ip(), tls: tls.is_some() };
+            match tls {
+                None => serve(stream, door, router, stopping).await,
+                Some(tls) => match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => serve(stream, door, router, stopping).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "TLS handshake"),
+                    Err(_) => tracing::debug!("TLS handshake timed out"),
+                },
+            }
+        });
+    }
+}
+
+/// Serves the control socket likewise.
+pub async fn serve_control(listener: UnixListener, router: Router, stopping: CancellationToken, open: TaskTracker) {
+    loop {
+        let stream = tokio::select! {
+            () = stopping.cancelled() => return,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => { pause(&error).await; continue }
+            },
+        };
+        if !control::is_owner(&stream) {
+            tracing::warn!("somebody else's connection to the control socket was refused");
+            continue;
+        }
+        open.spawn(serve(stream, Door::Control, router.clone(), stopping.clone()));
+    }
+}
+
+/// Out of descriptors, most likely: accepting again at once would only spin.
+async fn pause(error: &std::io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+fn prepare(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, Duration::from_secs(10));
+    let _ = sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5));
+    let _ = sockopt::set_tcp_keepcnt(stream, 3);
+    let _ = sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED.as_millis() as u32);
+}
+
+/// One connection. When the server stops, the request under way is finished and no other is taken.
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    door: Door,
+    router: Router,
+    stopping: CancellationToken,
+) {
+    let service = hyper::service::service_fn(move |request: http::Request<hyper::body::Incoming>| {
+        let mut request = request.map(axum::body::Body::new);
+        request.extensions_mut().insert(door);
+        router.clone().oneshot(request)
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(256 * 1024);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = stopping.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = served {
+        tracing::trace!(%error, "a connection broke off");
+    }
+}

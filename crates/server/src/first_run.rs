@@ -1,0 +1,147 @@
+//! What a new home holds, so that the first session needs nothing but a message.
+
+use indexmap::IndexMap;
+use oubliette_home::{Home, disk};
+use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId};
+use oubliette_store::{Page, ProjectFilter, ProjectRow, TokenFilter};
+use serde_json::{Value, json};
+
+use crate::{actions::project, app::App, auth::{Mint, expose}, config::TEMPLATE};
+
+/// Makes the home and its configuration file, if they are not there. Says whether the file was made.
+pub fn prepare(home: &Home) -> Result<bool> {
+    home.create()?;
+    let path = home.config_path();
+    if path.exists() {
+        return Ok(false);
+    }
+    disk::write_atomic(&path, TEMPLATE.as_bytes(), 0o600)?;
+    Ok(true)
+}
+
+/// Fills a home that holds nothing yet. Returns the admin token if one was made.
+pub async fn fill(app: &App) -> Result<Option<String>> {
+    let projects = app.store.project_list(ProjectFilter::default(), Page::first(1)).await?;
+    if projects.items.is_empty() && app.library.catalog().is_empty() && app.library.agents().is_empty() {
+        samples(app).await?;
+        sample_project(app).await?;
+    }
+    admin_token(app).await
+}
+
+/// An admin token, when there is none that works and none was kept.
+async fn admin_token(app: &App) -> Result<Option<String>> {
+    let path = app.home.admin_token_path();
+    if path.exists() {
+        return Ok(None);
+    }
+    let tokens = app.store.token_list(TokenFilter::default(), Page::first(1000)).await?;
+    if tokens.items.iter().any(|t| t.scope == Scope::Admin && t.project_id.is_none()) {
+        return Ok(None);
+    }
+    let mint = Mint { name: "admin".into(), scope: Scope::Admin, project: None, expires_at: None, session: None };
+    let (_, token) = app.auth.mint(mint).await?;
+    disk::write_atomic(&path, format!("{}\n", expose(&token)).as_bytes(), 0o600)?;
+    Ok(Some(expose(&token).to_owned()))
+}
+
+async fn sample_project(app: &App) -> Result<()> {
+    let now = oubliette_store::now();
+    let row = ProjectRow {
+        project_id: ProjectId::generate(),
+        name: "sandbox".into(),
+        description: "A project to try things in.".into(),
+        agent: app.library.agents().keys().find(|slug| slug.as_str() == "demo").cloned(),
+        env: IndexMap::new(),
+        api_key_scope: None,
+        sandbox: json!({}),
+        limits: json!({}),
+        default_workspace: WorkspaceId::generate(),
+        created_at: now,
+        updated_at: now,
+    };
+    project::create(app, &row).await
+}
+
+async fn samples(app: &App) -> Result<()> {
+    for definition in catalog() {
+        let id = definition["id"].as_str().unwrap_or_default().parse()?;
+        app.library.tool_put(id, definition).await?;
+    }
+    let demo: Slug = "demo".parse()?;
+    let script = serde_json::to_string_pretty(&script()).map_err(Error::internal)?;
+    let files = [("script.json".to_owned(), script)].into();
+    app.library.agent_put(demo, demo_agent(), files).await?;
+    let assistant: Slug = "assistant".parse()?;
+    app.library.agent_put(assistant, assistant_agent(), std::collections::BTreeMap::new()).await?;
+    Ok(())
+}
+
+fn catalog() -> [Value; 3] {
+    [
+        json!({"id": "reader", "kind": "builtin", "description": "Reads files of the workspace.",
+               "builtinPolicy": {"name": "fs_read", "allowedPaths": ["."]}}),
+        json!({"id": "writer", "kind": "builtin", "description": "Writes files of the workspace.",
+               "builtinPolicy": {"name": "fs_write", "allowedPaths": ["."]}}),
+        json!({"id": "shell", "kind": "builtin", "description": "Runs a few harmless commands.",
+               "builtinPolicy": {"name": "shell_exec",
+                                 "allowedCommands": ["ls", "cat", "head", "tail", "wc", "grep", "find", "git status", "git diff", "git log"],
+                                 "allowedEnv": [], "timeoutMs": 30000}}),
+    ]
+}
+
+/// Works offline: it follows a script instead of asking a model.
+fn demo_agent() -> Value {
+    json!({
+        "name": "Demo",
+        "description": "Follows a script: shows what a session looks like, without a model or a network.",
+        "prompt": "You are a demonstration.",
+        "model": "script:script.json",
+        "tools": tools(),
+    })
+}
+
+fn tools() -> Value {
+    json!({
+        "use": ["reader", "writer", "shell"],
+        "aliases": {"read": "@reader/fs_read", "write": "@writer/fs_write", "run": "@shell/shell_exec"},
+    })
+}
+
+fn script() -> Value {
+    json!({"turns": [[
+        {"say": "Hello. I am a scripted agent in a sandbox; I will write a file, read it back and list the folder."},
+        {"call": {"tool": "write", "arguments": {"path": "hello.txt", "content": "Hello from the sandbox.\n"}}},
+        {"call": {"tool": "read", "arguments": {"path": "hello.txt"}}},
+        {"call": {"tool": "run", "arguments": {"argv": ["ls", "-l"]}}},
+        {"say": "Done. Set a provider in oubliette.toml and use the agent `assistant` for real work."}
+    ]]})
+}
+
+fn assistant_agent() -> Value {
+    json!({
+        "name": "Assistant",
+        "description": "A general assistant with the workspace's files and a small shell.",
+        "prompt": "You are a careful software engineer working in /workspace. Read before you write, make small \
+                   changes, check them, and say briefly what you did and what you did not.",
+        "model": "anthropic/claude-sonnet-4-5",
+        "tools": tools(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use oubliette_protocol::{agent::AgentDefinition, catalog::ToolDefinition};
+
+    use super::*;
+
+    #[test]
+    fn the_samples_are_good_definitions() {
+        for agent in [demo_agent(), assistant_agent()] {
+            AgentDefinition::parse(&agent.to_string()).unwrap();
+        }
+        for tool in catalog() {
+            ToolDefinition::from_value(tool).unwrap();
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Counters, as Prometheus text.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+
+use oubliette_protocol::ErrorCode;
+use parking_lot::Mutex;
+
+/// Everything counted since the start.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
+    actions: Mutex<BTreeMap<(&'static str, &'static str), Timed>>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Timed {
+    count: u64,
+    seconds: f64,
+}
+
+/// What is measured at the moment of asking.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    /// Active sessions.
+    pub sessions: u64,
+    /// MCP sessions.
+    pub mcp_sessions: u64,
+    /// Open streams.
+    pub streams: u64,
+    /// Seconds since the start.
+    pub uptime: f64,
+}
+
+impl Metrics {
+    /// A request was answered.
+    pub fn request(&self, door: &'static str, status: u16) {
+        *self.requests.lock().entry((door, status)).or_default() += 1;
+    }
+
+    /// An action was performed, or refused.
+    pub fn action(&self, name: &'static str, error: Option<ErrorCode>, took: Duration) {
+        let outcome = error.map_or("ok", ErrorCode::as_str);
+        let mut actions = self.actions.lock();
+        let timed = actions.entry((name, outcome)).or_default();
+        timed.count += 1;
+        timed.seconds += took.as_secs_f64();
+    }
+
+    /// All of it.
+    pub fn text(&self, gauges: &Gauges) -> String {
+        let mut out = String::with_capacity(4096);
+        let mut family = |name: &str, kind: &str, help: &str, rows: Vec<(String, f64)>| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (labels, value) in rows {
+                let _ = writeln!(out, "{name}{labels} {value}");
+            }
+        };
+        let requests = self.requests.lock().clone();
+        let rows = requests.iter().map(|((door, status), n)| (format!("{{door=\"{door}\",status=\"{status}\"}}"), *n as f64));
+        family("oubliette_http_requests_total", "counter", "HTTP requests answered.", rows.collect());
+        let actions = self.actions.lock().clone();
+        let label = |(name, outcome): &(&str, &str)| format!("{{action=\"{name}\",outcome=\"{outcome}\"}}");
+        let rows = actions.iter().map(|(k, t)| (label(k), t.count as f64));
+        family("oubliette_actions_total", "counter", "Actions performed.", rows.collect());
+        let rows = actions.iter().map(|(k, t)| (label(k), t.seconds));
+        family("oubliette_action_seconds_total", "counter", "Time spent in actions.", rows.collect());
+        let one = |value: f64| vec![(String::new(), value)];
+        family("oubliette_sessions_active", "gauge", "Active sessions.", one(gauges.sessions as f64));
+        family("oubliette_mcp_sessions", "gauge", "Open MCP sessions.", one(gauges.mcp_sessions as f64));
+        family("oubliette_streams", "gauge", "Open event streams.", one(gauges.streams as f64));
+        family("oubliette_uptime_seconds", "gauge", "Seconds since the start.", one(gauges.uptime));
+        if let Some(bytes) = resident_bytes() {
+            family("process_resident_memory_bytes", "gauge", "Resident memory.", one(bytes as f64));
+        }
+        out
+    }
+}
+
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_come_out_as_prometheus_text() {
+        let metrics = Metrics::default();
+        metrics.request("mcp", 200);
+        metrics.request("mcp", 200);
+        metrics.action("project_list", None, Duration::from_millis(500));
+        metrics.action("project_list", Some(ErrorCode::NotFound), Duration::ZERO);
+        let text = metrics.text(&Gauges { sessions: 3, ..Gauges::default() });
+        assert!(text.contains("oubliette_http_requests_total{door=\"mcp\",status=\"200\"} 2\n"), "{text}");
+        assert!(text.contains("oubliette_actions_total{action=\"project_list\",outcome=\"not_found\"} 1\n"));
+        assert!(text.contains("oubliette_sessions_active 3\n"));
+    }
+}
