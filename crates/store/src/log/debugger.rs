@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use super::{
     events::gather,
-    follow::{Batch, CHUNK, CHUNK_BYTES, Follow, Source},
+    follow::{Batch, CHUNK, CHUNK_BYTES, Follow, Source, detached},
     tail::{Indexed, Tail},
 };
 use crate::{fault::read_error, writer::Counter};
@@ -285,11 +285,15 @@ impl Source for DebugSource {
     }
 
     fn last(&self) -> BoxFuture<'_, Result<i64>> {
-        Box::pin(last_index(&self.readers))
+        let readers = self.readers.clone();
+        Box::pin(detached(async move { last_index(&readers).await }))
     }
 
     fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<Batch<Arc<DebugEvent>>>> {
-        Box::pin(read(&self.readers, &self.filter, since, upto, CHUNK, CHUNK_BYTES))
+        let (readers, filter) = (self.readers.clone(), self.filter.clone());
+        Box::pin(detached(async move {
+            read(&readers, &filter, since, upto, CHUNK, CHUNK_BYTES).await
+        }))
     }
 
     fn show(&self, item: &Recorded) -> Option<Arc<DebugEvent>> {

@@ -13,7 +13,7 @@ use sqlx::{Row, SqlitePool};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::{
-    follow::{Batch, CHUNK, CHUNK_BYTES, Follow, Source},
+    follow::{Batch, CHUNK, CHUNK_BYTES, Follow, Source, detached},
     tail::{Attached, Hub, Tail},
 };
 use crate::{
@@ -181,11 +181,6 @@ impl EventLog {
             session: session.clone(),
         }
     }
-
-    #[cfg(test)]
-    pub(crate) fn followed(&self) -> usize {
-        self.hub.followed()
-    }
 }
 
 /// The first of a stream, and what is there at once after it.
@@ -224,16 +219,18 @@ impl Source for EventSource {
     }
 
     fn last(&self) -> BoxFuture<'_, Result<i64>> {
-        Box::pin(last_index(&self.readers, &self.session))
+        let (readers, session) = (self.readers.clone(), self.session.clone());
+        Box::pin(detached(async move { last_index(&readers, &session).await }))
     }
 
     fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<Batch<Arc<Event>>>> {
-        Box::pin(async move {
-            let items = read(&self.readers, &self.session, since, upto, CHUNK, CHUNK_BYTES).await?;
+        let (readers, session) = (self.readers.clone(), self.session.clone());
+        Box::pin(detached(async move {
+            let items = read(&readers, &session, since, upto, CHUNK, CHUNK_BYTES).await?;
             // Nothing where something was promised: the session was deleted meanwhile.
             let covered = items.last().map_or(upto, |last| last.index);
             Ok(Batch { items, covered })
-        })
+        }))
     }
 
     fn show(&self, item: &Arc<Event>) -> Option<Arc<Event>> {

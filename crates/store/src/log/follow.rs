@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures::{Stream, StreamExt, future::BoxFuture, stream::BoxStream};
-use oubliette_protocol::Result;
+use oubliette_protocol::{Error, Result};
 use tokio::sync::watch;
 
 use super::tail::{Indexed, Mark, Tail};
@@ -37,6 +37,14 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<Batch<Self::Out>>>;
     /// What of an item the follower is given, if it wants it.
     fn show(&self, item: &Self::Item) -> Option<Self::Out>;
+}
+
+/// Reads on a task of its own. A follower is polled when its reader has time, which may be never again;
+/// a read that it began must not wait for that, or it would keep a connection from everybody else.
+pub(crate) async fn detached<T: Send + 'static>(
+    read: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    tokio::spawn(read).await.map_err(Error::internal)?
 }
 
 /// A piece of a log.

@@ -1,0 +1,258 @@
+//! Bad days: a damaged, locked, newer or full database. Each says what to do, and nothing is lost.
+#![allow(clippy::unwrap_used, clippy::disallowed_types)]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Fixture, delta};
+use oubliette_protocol::{ErrorCode, SessionId};
+use oubliette_store::{OpenError, Options, Page, ProjectFilter, Store};
+use sqlx::{ConnectOptions, Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+
+async fn open_error(path: &Path) -> OpenError {
+    Store::open(path).await.expect_err("must not open")
+}
+
+async fn raw(path: &Path) -> SqliteConnection {
+    SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .connect()
+        .await
+        .unwrap()
+}
+
+async fn run(db: &mut SqliteConnection, sql: &'static str) {
+    sqlx::query(sql).execute(db).await.unwrap();
+}
+
+#[tokio::test]
+async fn rubbish_is_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("oubliette.db");
+    std::fs::write(&path, "this is not a database at all, ".repeat(500)).unwrap();
+    let error = open_error(&path).await;
+    assert!(matches!(error, OpenError::Damaged { .. }), "{error:?}");
+    assert!(error.to_string().contains("backup"), "{error}");
+    assert!(
+        std::fs::read_to_string(&path).unwrap().starts_with("this is not"),
+        "it was not touched"
+    );
+}
+
+#[tokio::test]
+async fn a_database_with_its_middle_gone_is_damaged_or_says_so_when_it_is_read() {
+    let fixture = Fixture::new().await;
+    let session = SessionId::generate();
+    fixture
+        .store
+        .events()
+        .append(&session, (0..500).map(|_| delta("x".repeat(500))).collect())
+        .await
+        .unwrap();
+    fixture.store.close().await;
+    let mut bytes = std::fs::read(fixture.path()).unwrap();
+    for byte in &mut bytes[4096 * 2..] {
+        *byte = 0xa5;
+    }
+    std::fs::write(fixture.path(), &bytes).unwrap();
+    match Store::open(&fixture.path()).await {
+        Err(error) => assert!(matches!(error, OpenError::Damaged { .. }), "{error:?}"),
+        Ok(store) => {
+            let error = store.events().read(&session, -1, 1000).await.unwrap_err();
+            assert_eq!(error.code, ErrorCode::Unavailable);
+            assert!(error.message.contains("damaged"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_second_process_is_turned_away_until_the_first_is_done() {
+    let fixture = Fixture::new().await;
+    let error = open_error(&fixture.path()).await;
+    assert!(matches!(error, OpenError::InUse(_)), "{error:?}");
+    assert!(error.to_string().contains("stop that one"), "{error}");
+    fixture.store.close().await;
+    Store::open(&fixture.path()).await.unwrap().close().await;
+}
+
+#[tokio::test]
+async fn a_database_another_program_holds_is_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("oubliette.db");
+    let mut other = raw(&path).await;
+    run(&mut other, "CREATE TABLE theirs (x BIGINT)").await;
+    run(&mut other, "BEGIN EXCLUSIVE").await;
+    let error = open_error(&path).await;
+    assert!(matches!(error, OpenError::Locked(_)), "{error:?}");
+    run(&mut other, "ROLLBACK").await;
+    Store::open(&path).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_while_running_is_an_answer_not_an_end() {
+    let fixture = Fixture::new().await;
+    let (log, session) = (fixture.store.events(), SessionId::generate());
+    log.append(&session, vec![delta("0")]).await.unwrap();
+    let mut other = raw(&fixture.path()).await;
+    run(&mut other, "BEGIN IMMEDIATE").await;
+    let error = log.append(&session, vec![delta("lost")]).await.unwrap_err();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert!(error.message.contains("another program"), "{error}");
+    assert_eq!(
+        log.read(&session, -1, 10).await.unwrap().len(),
+        1,
+        "readers go on"
+    );
+    assert_eq!(
+        fixture.store.healthy().await.unwrap_err().code,
+        ErrorCode::Unavailable
+    );
+    run(&mut other, "ROLLBACK").await;
+    fixture.store.healthy().await.unwrap();
+    assert_eq!(log.append(&session, vec![delta("1")]).await.unwrap()[0].index, 1);
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_left_alone() {
+    let fixture = Fixture::new().await;
+    fixture.store.close().await;
+    let mut db = raw(&fixture.path()).await;
+    run(
+        &mut db,
+        "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+         VALUES (9000, 'of tomorrow', true, x'00', 0)",
+    )
+    .await;
+    db.close().await.unwrap();
+    let error = open_error(&fixture.path()).await;
+    assert!(
+        matches!(error, OpenError::Newer { version: 9000, .. }),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("newer oubliette"), "{error}");
+}
+
+#[tokio::test]
+async fn a_folder_that_is_not_there_or_a_folder_in_its_place_says_which() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in [dir.path().join("no/such/oubliette.db"), dir.path().to_path_buf()] {
+        let error = open_error(&path).await;
+        assert!(error.to_string().contains(&*path.to_string_lossy()), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn no_room_at_all_is_a_full_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        max_bytes: Some(8192),
+    };
+    let error = Store::open_with(&dir.path().join("oubliette.db"), &options)
+        .await
+        .expect_err("no room");
+    assert!(matches!(error, OpenError::DiskFull(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_write_that_does_not_fit_takes_no_other_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("oubliette.db");
+    let store = Store::open_with(
+        &path,
+        &Options {
+            max_bytes: Some(2 << 20),
+        },
+    )
+    .await
+    .unwrap();
+    let log = store.events();
+    let (small, large) = (SessionId::generate(), SessionId::generate());
+    // One thread: all of these are waiting before the writer takes the first, so they are one group.
+    let (one, two, three, four) = tokio::join!(
+        log.append(&small, vec![delta("0")]),
+        log.append(&large, vec![delta("0"), delta("x".repeat(4 << 20))]),
+        log.append(&small, vec![delta("1")]),
+        store.debugger().record_durable(
+            None,
+            None,
+            oubliette_protocol::debug::DebugBody::TeardownStarted {}
+        ),
+    );
+    assert_eq!((one.unwrap()[0].index, three.unwrap()[0].index), (0, 1));
+    four.unwrap();
+    let error = two.unwrap_err();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert!(error.message.contains("free some space"), "{error}");
+    // The writer goes on, and no index was lost.
+    assert_eq!(log.last_index(&large).await.unwrap(), -1);
+    assert_eq!(log.append(&large, vec![delta("fits")]).await.unwrap()[0].index, 0);
+    store.healthy().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_up_loses_nothing_that_was_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("oubliette.db");
+    let store = Store::open_with(
+        &path,
+        &Options {
+            max_bytes: Some(1 << 20),
+        },
+    )
+    .await
+    .unwrap();
+    let session = SessionId::generate();
+    let mut acknowledged = 0;
+    let error = loop {
+        match store
+            .events()
+            .append(&session, vec![delta("x".repeat(10_000))])
+            .await
+        {
+            Ok(_) => acknowledged += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert!(acknowledged > 10);
+    assert_eq!(
+        store.events().last_index(&session).await.unwrap(),
+        acknowledged - 1
+    );
+    store.close().await;
+    // With room again, it goes on.
+    let store = Store::open(&path).await.unwrap();
+    assert_eq!(
+        store.events().read(&session, -1, 10_000).await.unwrap().len() as i64,
+        acknowledged
+    );
+    assert_eq!(
+        store.events().append(&session, vec![delta("on")]).await.unwrap()[0].index,
+        acknowledged
+    );
+}
+
+#[tokio::test]
+async fn one_refused_write_leaves_the_rest_of_its_group() {
+    let fixture = Fixture::new().await;
+    let (project, workspace) = common::project("p");
+    let (other, _) = common::project("other");
+    let store = &fixture.store;
+    let (first, again, orphan, third) = tokio::join!(
+        store.project_create(project.clone(), workspace.clone()),
+        store.project_create(project.clone(), workspace),
+        store.session_insert(common::session(&other)),
+        store.project_insert(other.clone()),
+    );
+    first.unwrap();
+    assert_eq!(again.unwrap_err().code, ErrorCode::Conflict);
+    assert_eq!(orphan.unwrap_err().code, ErrorCode::NotFound);
+    third.unwrap();
+    let listed = store
+        .project_list(ProjectFilter::default(), Page::default())
+        .await
+        .unwrap();
+    assert_eq!(listed.items.len(), 2);
+}
