@@ -1,6 +1,6 @@
 //! A small MCP server on stdio for the agent's tests. Its arguments: a file it notes events in.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
 use std::{
     io::Write,
@@ -14,7 +14,7 @@ use rmcp::{
     ErrorData, RoleServer, ServerHandler, ServiceExt,
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ListToolsResult,
-        PaginatedRequestParams, ServerCapabilities, ServerInfo, Tool,
+        PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
     },
     service::RequestContext,
 };
@@ -48,12 +48,12 @@ fn text(text: impl Into<String>) -> Vec<ContentBlock> {
 }
 
 impl ServerHandler for Stub {
-    fn get_info(&self) -> ServerInfo {
+    fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder()
             .enable_tools()
             .enable_tool_list_changed()
             .build();
-        ServerInfo::new(capabilities)
+        ServerConfig::new(capabilities)
     }
 
     async fn list_tools(

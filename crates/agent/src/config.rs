@@ -1,5 +1,7 @@
 //! What this agent is told to be: raw JSON from the environment, then checked.
 
+use std::time::Duration;
+
 use oubliette_protocol::strict;
 use serde::Deserialize;
 
@@ -26,6 +28,8 @@ struct Raw {
     max_iterations: Option<usize>,
     #[serde(default)]
     context_chars: Option<usize>,
+    #[serde(default)]
+    retry_ms: Option<u64>,
 }
 
 /// The checked configuration.
@@ -61,6 +65,8 @@ pub(crate) struct ModelConfig {
     pub(crate) max_iterations: usize,
     /// The most characters of conversation sent along; older tool results go first.
     pub(crate) context_chars: usize,
+    /// The wait before a failed request is tried again; it doubles.
+    pub(crate) retry: Duration,
 }
 
 impl Config {
@@ -115,6 +121,7 @@ impl Mind {
             base_url: base_url.trim_end_matches('/').to_owned(),
             max_iterations: raw.max_iterations.unwrap_or(100).max(1),
             context_chars: raw.context_chars.unwrap_or(400_000).max(1_000),
+            retry: Duration::from_millis(raw.retry_ms.unwrap_or(500)),
         }))
     }
 }

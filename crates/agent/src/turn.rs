@@ -91,6 +91,24 @@ impl<'a> Turn<'a> {
         result
     }
 
+    /// Shows a call that cannot even be made.
+    pub(crate) fn cannot_call(&self, tool: &str, why: String) -> CallResult {
+        let id = self.next_id();
+        let result = CallResult::error(&oubliette_protocol::Error::invalid(why));
+        self.voice.calling(&id, tool, &Object::new());
+        self.voice.called(&id, &result);
+        result
+    }
+
+    /// Unique in the session, over restarts too: the turn's number is remembered.
+    fn next_id(&self) -> String {
+        format!(
+            "call_{}_{}",
+            self.number,
+            self.calls.fetch_add(1, Ordering::Relaxed) + 1
+        )
+    }
+
     /// Follows a script. A call that fails is shown and does not stop it.
     pub(crate) async fn follow(&self, steps: &[Step]) -> Ended {
         for step in steps {

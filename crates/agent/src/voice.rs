@@ -31,11 +31,6 @@ impl Voice {
         }
     }
 
-    /// The connection it speaks on.
-    pub(crate) fn connection(&self) -> &ConnectionTo<Client> {
-        &self.connection
-    }
-
     /// Text for whoever asked.
     pub(crate) fn say(&self, text: impl Into<String>) {
         self.send(SessionUpdate::AgentMessageChunk(chunk(text)));
