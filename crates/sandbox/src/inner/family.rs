@@ -17,7 +17,7 @@ pub(super) fn end() {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         loop {
-            match rustix::process::waitpid(None, WaitOptions::NOHANG) {
+            match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => break,
                 Err(_) => return,

@@ -141,7 +141,7 @@ impl Tend<'_> {
     /// Reaps everyone who has ended; the payload's status, if it is among them.
     fn reap(&self) -> Option<WaitStatus> {
         loop {
-            match rustix::process::waitpid(None, WaitOptions::NOHANG) {
+            match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.payload => return Some(status),
                 Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
                 Ok(None) | Err(_) => return None,

@@ -1,0 +1,23 @@
+//! What this crate's tests run inside sandboxes: the inner stage itself (users get it as part of
+//! `oubliette-client`), attempts to get out, and ordinary work.
+//!
+//! An attempt prints one line, `name: ok` or `name: <errno's name>`, for each thing it tries. It judges nothing: the
+//! tests do.
+
+mod attempts;
+mod hold;
+mod work;
+
+fn main() {
+    let mut args = std::env::args_os().skip(1);
+    let command = args.next().unwrap_or_default().into_string().unwrap_or_default();
+    if command == "sandbox-init" {
+        oubliette_sandbox::inner::main(args);
+    }
+    let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let known = attempts::run(&command, &args) || work::run(&command, &args) || hold::run(&command, &args);
+    if !known {
+        eprintln!("no such command: {command}");
+        std::process::exit(2);
+    }
+}
