@@ -1,5 +1,5 @@
 //! The event log: no holes, durable before shown, replay and live without a seam.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod common;
 

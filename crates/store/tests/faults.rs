@@ -1,5 +1,5 @@
 //! Bad days: a damaged, locked, newer or full database. Each says what to do, and nothing is lost.
-#![allow(clippy::unwrap_used, clippy::disallowed_types)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::disallowed_types)]
 
 mod common;
 

@@ -104,3 +104,45 @@ fn follow(library: &Weak<Library>, told: &Receiver<Wake>, watcher: Option<Recomm
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Home;
+
+    #[test]
+    fn reading_is_no_edit() {
+        use notify::event::{CreateKind, ModifyKind, RemoveKind};
+        assert!(!matters(&EventKind::Access(AccessKind::Open(AccessMode::Any))));
+        assert!(!matters(&EventKind::Access(AccessKind::Close(AccessMode::Read))));
+        assert!(matters(&EventKind::Access(AccessKind::Close(AccessMode::Write))));
+        assert!(matters(&EventKind::Create(CreateKind::File)));
+        assert!(matters(&EventKind::Modify(ModifyKind::Any)));
+        assert!(matters(&EventKind::Remove(RemoveKind::Folder)));
+    }
+
+    #[tokio::test]
+    async fn without_events_edits_are_seen_by_looking() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path()).unwrap();
+        let library = Library::open(&home).unwrap();
+        // As on a host that gives no events.
+        *library.watcher.lock() = None;
+        let (_tell, told) = channel();
+        let weak = Arc::downgrade(&library);
+        let looking = std::thread::spawn(move || follow(&weak, &told, None));
+        let mut changes = library.changes();
+        changes.mark_unchanged();
+        std::fs::create_dir(home.agents_dir().join("a")).unwrap();
+        std::fs::write(
+            home.agents_dir().join("a/agent.json"),
+            r#"{"name":"A","prompt":"p"}"#,
+        )
+        .unwrap();
+        while library.agents().is_empty() {
+            changes.changed().await.unwrap();
+        }
+        drop((library, changes));
+        looking.join().unwrap();
+    }
+}

@@ -121,7 +121,7 @@ impl EventLog {
         let job = EventJob {
             session: session.clone(),
             bodies,
-            patch,
+            patch: patch.map(Box::new),
             reply,
             _room: room,
         };

@@ -99,7 +99,7 @@ pub(crate) struct EventJob {
     /// Each with its JSON, made by whoever appends: the writer has enough to do.
     pub(crate) bodies: Vec<(EventBody, String)>,
     /// A change of the session that must not be seen without the events, nor they without it.
-    pub(crate) patch: Option<SessionPatch>,
+    pub(crate) patch: Option<Box<SessionPatch>>,
     pub(crate) reply: Option<oneshot::Sender<Result<Vec<Arc<Event>>>>>,
     /// Room in the memory that waiting events may take.
     pub(crate) _room: OwnedSemaphorePermit,
