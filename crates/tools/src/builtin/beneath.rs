@@ -116,20 +116,55 @@ pub(super) fn existing(root: &OwnedFd, parts: &[String]) -> Result<OwnedFd, Errn
 
 /// Makes sure that an open file is a plain one with no other name.
 ///
-/// A second name may be anywhere on the file system. Looking by handle is not enough: the name it was opened
-/// by may be gone again. So the name is looked up once more, and must still be this file's only one.
+/// A second name may be anywhere on the file system. Counting names by the handle is not enough: the name it
+/// was opened by may be gone again. So the name is looked up once more, between two looks at the handle. If
+/// the file's change time is in the past and stays the same, no name came or went between the looks, and the
+/// one that was found is the only one. A file that is written to all the time is looked at several times.
 pub(super) fn only_name(file: &OwnedFd, spot: &Spot<'_>) -> Result<Stat, Fault> {
-    let stat = fs::fstat(file)?;
-    plain(&stat)?;
+    const LOOKS: usize = 5;
     let path = spot.rest.join("/");
-    let named = fs::statat(&spot.base, path.as_str(), AtFlags::empty())?;
-    plain(&named)?;
-    match (named.st_dev, named.st_ino) == (stat.st_dev, stat.st_ino) {
-        true => Ok(stat),
-        false => Err(Fault::Says(Error::conflict(
-            "the file was replaced while it was being opened; try again",
-        ))),
+    let mut stat = settled(file)?;
+    for _ in 0..LOOKS {
+        plain(&stat)?;
+        let named = fs::statat(&spot.base, path.as_str(), AtFlags::empty())?;
+        plain(&named)?;
+        if (named.st_dev, named.st_ino) != (stat.st_dev, stat.st_ino) {
+            let why = "the file was replaced while it was being opened; try again";
+            return Err(Fault::Says(Error::conflict(why)));
+        }
+        let again = settled(file)?;
+        plain(&again)?;
+        if changed_at(&again) == changed_at(&stat) {
+            break;
+        }
+        stat = again;
     }
+    Ok(stat)
+}
+
+/// A file's state, its change time in the past: the clock that stamps changes goes in ticks, and within one
+/// tick two changes look like one.
+fn settled(file: &OwnedFd) -> Result<Stat, Errno> {
+    const MOST_TICKS: usize = 20;
+    for _ in 0..MOST_TICKS {
+        let stat = fs::fstat(file)?;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        if changed_at(&stat) < (now.tv_sec, now.tv_nsec) {
+            return Ok(stat);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // The clock was set back, or belongs to another machine.
+    fs::fstat(file)
+}
+
+fn changed_at(stat: &Stat) -> (i64, i64) {
+    #[allow(
+        clippy::unnecessary_cast,
+        clippy::useless_conversion,
+        reason = "the widths differ between machines"
+    )]
+    (stat.st_ctime as i64, stat.st_ctime_nsec as i64)
 }
 
 /// Refuses what is not a regular file with one name.

@@ -96,16 +96,17 @@ impl Flight<'_> {
     /// server, then it is dropped.
     pub(super) async fn fly<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         let mut call = Box::pin(call);
-        tokio::select! {
+        let ended = tokio::select! {
             biased;
-            result = &mut call => return result,
-            () = self.order.token.cancelled() => {}
-        }
-        let last = tokio::time::timeout(LAST_WORDS, call).await;
-        match (self.order.reason.get(), last) {
-            (Some(reason), _) => Err(Error::unavailable(reason.clone())),
-            (None, Ok(result)) => result,
-            (None, Err(_)) => Err(Error::unavailable("the call was cancelled")),
+            result = &mut call => Some(result),
+            () = self.order.token.cancelled() => tokio::time::timeout(LAST_WORDS, call).await.ok(),
+        };
+        match (ended, self.order.reason.get()) {
+            // It was done before it heard.
+            (Some(Ok(done)), _) => Ok(done),
+            (_, Some(reason)) => Err(Error::unavailable(reason.clone())),
+            (Some(Err(error)), None) => Err(error),
+            (None, None) => Err(Error::unavailable("the call was cancelled")),
         }
     }
 }

@@ -1,0 +1,459 @@
+//! The gate: every source through it, what it blocks, what the debugger hears of it.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod plane_support;
+
+use oubliette_protocol::{ErrorCode, Principal, Scope, TokenId, tool::Source};
+use oubliette_tools::{CallContext, Origin, Wanted, explain, preview};
+use plane_support::{World, definition_of, inside, server, soon};
+use serde_json::{Value, json};
+
+fn reader(id: &str) -> Value {
+    json!({"id":id,"kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["."]}})
+}
+
+fn other_token() -> Origin {
+    Origin::Outside(Principal {
+        token_id: Some(TokenId::generate()),
+        scope: Scope::Write,
+        project: None,
+    })
+}
+
+async fn world(tools: Value) -> World {
+    let world = World::new();
+    world.file("f", "content");
+    world.lenders.declare(json!({"caller_id":"myapp","caller_tools":[
+        {"name":"send","inputSchema":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}},
+        {"name":"both"}, {"name":"wait"}, {"name":"deaf"}]}));
+    world
+        .lenders
+        .declare(json!({"caller_id":"other-app","caller_tools":[{"name":"both"}]}));
+    world.install(tools, &[reader("files"), reader("notes")]).await;
+    world
+}
+
+#[tokio::test]
+async fn every_source_answers_through_the_gate() {
+    let world = world(json!({"use":["files"],"aliases":{"read":"@files/fs_read"}})).await;
+    for called in ["read", "@files/fs_read", "files_fs_read"] {
+        assert_eq!(
+            world
+                .call(called, json!({"path":"f"}))
+                .await
+                .unwrap()
+                .joined_text(),
+            "content"
+        );
+    }
+    let lent = world
+        .call("myapp_send", json!({"n":1}))
+        .await
+        .unwrap()
+        .structured_content
+        .unwrap();
+    assert_eq!(
+        (&lent["caller"], &lent["canonical"]),
+        (&json!("myapp"), &json!("myapp_send"))
+    );
+    let own = world
+        .call("oubliette_session_list", json!({"a":1}))
+        .await
+        .unwrap()
+        .structured_content
+        .unwrap();
+    assert_eq!(
+        (&own["own"], &own["canonical"]),
+        (&json!("session_list"), &json!("oubliette_session_list"))
+    );
+    let base = world
+        .call("session_events", json!({}))
+        .await
+        .unwrap()
+        .structured_content
+        .unwrap();
+    assert_eq!(base, json!({"base":"session_events"}));
+
+    let calls = world.recorder.of("tool_call");
+    let seen: Vec<(&str, &str, &str)> = calls
+        .iter()
+        .map(|c| {
+            (
+                c["tool"].as_str().unwrap(),
+                c["canonical"].as_str().unwrap(),
+                c["source"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("read", "@files/fs_read", "catalog"),
+            ("@files/fs_read", "@files/fs_read", "catalog"),
+            ("files_fs_read", "@files/fs_read", "catalog"),
+            ("myapp_send", "myapp_send", "caller"),
+            ("oubliette_session_list", "oubliette_session_list", "oubliette"),
+            ("session_events", "session_events", "base"),
+        ]
+    );
+    assert!(
+        calls
+            .iter()
+            .all(|c| c["ok"] == true && c["duration_ms"].as_f64().unwrap() >= 0.0)
+    );
+    assert_eq!(calls[0]["arguments"], json!({"path":"f"}));
+    assert_eq!(calls[0]["result"]["structuredContent"]["content"], "content");
+}
+
+#[tokio::test]
+async fn bare_values_come_back_bare() {
+    let world = world(json!({"use":["files"]})).await;
+    let value = |wanted, arguments: Value| {
+        let arguments = arguments.as_object().unwrap().clone();
+        world
+            .plane
+            .call_value(wanted, arguments, inside(), CallContext::default())
+    };
+    let send = Wanted::Caller {
+        tool: "send".into(),
+        caller_id: None,
+    };
+    assert_eq!(value(send.clone(), json!({"n":1})).await.unwrap()["tool"], "send");
+    assert_eq!(
+        value(send, json!({"n":"1"})).await.unwrap_err().code,
+        ErrorCode::InvalidArgument,
+        "the schema is obeyed"
+    );
+    let both = |id: Option<&str>| Wanted::Caller {
+        tool: "both".into(),
+        caller_id: id.map(|i| i.parse().unwrap()),
+    };
+    let ambiguous = value(both(None), json!({})).await.unwrap_err();
+    assert_eq!(ambiguous.code.rpc_code(), -32602);
+    assert_eq!(
+        value(both(Some("other-app")), json!({})).await.unwrap()["caller"],
+        "other-app"
+    );
+    assert_eq!(
+        value(both(Some("nobody")), json!({})).await.unwrap_err().code,
+        ErrorCode::NotFound
+    );
+    assert_eq!(
+        value(Wanted::Own("x".into()), json!({})).await.unwrap()["own"],
+        "x"
+    );
+    assert_eq!(
+        value(Wanted::Base("project_list".into()), json!({}))
+            .await
+            .unwrap(),
+        json!({"base":"project_list"})
+    );
+    assert_eq!(
+        value(Wanted::Base("project_delete".into()), json!({}))
+            .await
+            .unwrap_err()
+            .code,
+        ErrorCode::NotFound
+    );
+    let catalog = value(Wanted::Catalog("files_fs_read".into()), json!({"path":"f"}))
+        .await
+        .unwrap();
+    assert_eq!(catalog["isError"], false);
+}
+
+#[tokio::test]
+async fn blocked_tool_invoked() {
+    let world = world(json!({"use":["files","notes"],"allowed":["@files/*"]})).await;
+    let blocked = [
+        ("@notes/fs_read", Some("@notes/fs_read")),
+        ("notes_fs_read", Some("@notes/fs_read")),
+        ("@other/x", Some("@other/x")),
+        ("other_x", None),
+    ];
+    for (tool, canonical) in blocked {
+        let error = world.call(tool, json!({})).await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotAllowed, "{tool}");
+        assert!(
+            error.message.contains(tool) && error.message.contains("writer"),
+            "{}",
+            error.message
+        );
+        let event = world.recorder.of("tool_blocked").pop().unwrap();
+        assert_eq!(
+            (
+                event["tool"].as_str(),
+                event.get("canonical").and_then(Value::as_str)
+            ),
+            (Some(tool), canonical)
+        );
+    }
+    for unknown in ["nope", "files_fs_raed", "@files/none", &"x".repeat(10_000)] {
+        let error = world.call(unknown, json!({})).await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotFound, "{}", error.message);
+        assert!(error.message.len() < 500);
+    }
+    let hint = world.call("files_fs_raed", json!({})).await.unwrap_err();
+    assert!(
+        hint.message.contains("Did you mean files_fs_read?"),
+        "{}",
+        hint.message
+    );
+    assert_eq!(world.recorder.of("tool_blocked").len(), 9);
+    assert!(
+        world.recorder.of("tool_call").is_empty(),
+        "nothing reached a source"
+    );
+    assert_eq!(world.plane.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn allowed_tool_invoked_and_wildcard_allow_all() {
+    for allowed in [
+        json!([]),
+        json!(["*"]),
+        json!(["@files/*"]),
+        json!(["files_fs_read"]),
+    ] {
+        let world = world(json!({"use":["files"],"allowed":allowed})).await;
+        assert!(world.call("@files/fs_read", json!({"path":"f"})).await.is_ok());
+        assert_eq!(world.recorder.of("tool_call").len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn denied_governs_every_source() {
+    let world = world(json!({"use":["files"],"aliases":{"r":"@files/fs_read"},
+        "denied":["@files/*","myapp_*","session_message","oubliette_session_*"]}))
+    .await;
+    for tool in [
+        "r",
+        "@files/fs_read",
+        "myapp_send",
+        "session_message",
+        "oubliette_session_list",
+        "@files/none",
+    ] {
+        let error = world.call(tool, json!({"n":1})).await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotAllowed, "{tool}: {}", error.message);
+    }
+    let send = Wanted::Caller {
+        tool: "send".into(),
+        caller_id: None,
+    };
+    assert_eq!(
+        world
+            .call_as(send, json!({"n":1}), inside())
+            .await
+            .unwrap_err()
+            .code,
+        ErrorCode::NotAllowed
+    );
+    let own = world
+        .call_as(Wanted::Own("session_get".into()), json!({}), inside())
+        .await;
+    assert_eq!(own.unwrap_err().code, ErrorCode::NotAllowed);
+    for tool in ["other-app_both", "session_events", "oubliette_project_list"] {
+        assert!(world.call(tool, json!({})).await.is_ok(), "{tool}");
+    }
+    assert_eq!(world.plane.base_tools().len(), 2);
+    assert!(world.listed().is_empty());
+    assert_eq!(
+        world
+            .plane
+            .list_own("good")
+            .await
+            .unwrap()
+            .iter()
+            .filter(|row| row.allowed)
+            .count(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn a_callers_tool_is_not_anybodys() {
+    let world = world(json!({"use":[]})).await;
+    let any = Wanted::Any("myapp_send".into());
+    let error = world
+        .call_as(any, json!({"n":1}), other_token())
+        .await
+        .unwrap_err();
+    assert_eq!(error.code, ErrorCode::PermissionDenied);
+    assert_eq!(world.recorder.of("tool_blocked").len(), 1);
+}
+
+#[tokio::test]
+async fn tool_list_explains_every_tool() {
+    let world = world(json!({"use":["files","notes"],"allowed":["read"],"aliases":{"read":"@files/fs_read","gone":"@notes/none"}})).await;
+    let read = world.row("read");
+    assert_eq!(
+        (read.canonical.as_str(), read.source, read.allowed, read.available),
+        ("@files/fs_read", Source::Catalog, true, true)
+    );
+    assert_eq!(read.aliases, ["files_fs_read"]);
+    assert!(read.reason.unwrap().contains("\"read\" in tools.allowed"));
+    let notes = world.row("@notes/fs_read");
+    assert!(!notes.allowed && notes.reason.unwrap().contains("not named in tools.allowed"));
+    assert!(!world.row("gone").available);
+    assert_eq!(world.row("myapp_send").source, Source::Caller);
+    assert_eq!(world.row("session_message").source, Source::Base);
+    assert_eq!(world.plane.list().servers.len(), 2);
+    assert_eq!(world.listed(), ["read"]);
+}
+
+#[tokio::test]
+async fn a_lent_name_is_not_listed_twice() {
+    let world = world(json!({"use":["files"],"aliases":{"myapp_send":"@files/fs_read"}})).await;
+    assert!(world.listed().is_empty());
+    let rows: Vec<_> = world
+        .plane
+        .list()
+        .tools
+        .into_iter()
+        .filter(|row| row.name == "myapp_send" && row.available)
+        .collect();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].source, Source::Caller);
+    world.lenders.0.lock().clear();
+    assert_eq!(world.listed(), ["myapp_send"]);
+    assert!(
+        world
+            .plane
+            .taken("myapp_send")
+            .unwrap()
+            .contains("@files/fs_read")
+    );
+    assert!(world.plane.taken("session_message").is_some() && world.plane.taken("myapp_x").is_none());
+}
+
+#[tokio::test]
+async fn secrets_never_reach_the_debugger_and_values_are_kept_to_a_size() {
+    let world = world(json!({"use":["files"]})).await;
+    world.plane.hide("oub_thekey");
+    world.file("big", "x".repeat(200_000));
+    let send = json!({"n":1,"note":"the key is oub_thekey"});
+    let answer = world.call("myapp_send", send).await.unwrap();
+    assert!(
+        answer.joined_text().contains("oub_thekey"),
+        "the tool itself gets what it was sent"
+    );
+    world
+        .call("files_fs_read", json!({"path":"oub_thekey"}))
+        .await
+        .unwrap_err();
+    world.call("files_fs_read", json!({"path":"big"})).await.unwrap();
+    let text = json!(world.recorder.all()).to_string();
+    assert!(!text.contains("oub_thekey"), "{text}");
+    let big = world.recorder.of("tool_call").pop().unwrap();
+    assert_eq!(big["result"]["truncated"], true);
+    assert!(big.to_string().len() < 2 * 64 * 1024);
+}
+
+#[tokio::test]
+async fn what_is_in_flight_can_be_waited_for_and_cancelled() {
+    let world = world(json!({"use":[]})).await;
+    let call = |tool: &str| {
+        let (plane, wanted) = (world.plane.clone(), Wanted::Any(tool.into()));
+        tokio::spawn(async move {
+            plane
+                .call(wanted, Default::default(), inside(), CallContext::default())
+                .await
+        })
+    };
+    let (polite, deaf) = (call("myapp_wait"), call("myapp_deaf"));
+    soon("both calls", async {
+        while world.plane.in_flight() < 2 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(world.plane.cancel_all("the agent is being switched"), 2);
+    soon("the drain", world.plane.drained()).await;
+    for ended in [polite, deaf] {
+        let error = soon("the end", ended).await.unwrap().unwrap_err();
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (ErrorCode::Unavailable, "the agent is being switched")
+        );
+    }
+    let calls = world.recorder.of("tool_call");
+    assert!(calls.len() == 2 && calls.iter().all(|c| c["ok"] == false));
+}
+
+#[tokio::test]
+async fn a_call_nobody_waits_for_is_still_recorded() {
+    let world = world(json!({"use":[]})).await;
+    let plane = world.plane.clone();
+    let call = tokio::spawn(async move {
+        plane
+            .call(
+                Wanted::Any("myapp_deaf".into()),
+                Default::default(),
+                inside(),
+                CallContext::default(),
+            )
+            .await
+    });
+    soon("the call", async {
+        while world.plane.in_flight() == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    call.abort();
+    world
+        .recorder
+        .wait("its record", |event| {
+            event["kind"] == "tool_call" && event["ok"] == false
+        })
+        .await;
+    assert_eq!(world.plane.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn without_a_context_nothing_can_be_called() {
+    let world = world(json!({"use":["files"]})).await;
+    let changes = world.plane.changes();
+    let context = world.plane.take().unwrap();
+    assert!(changes.has_changed().unwrap());
+    for tool in ["files_fs_read", "myapp_send", "session_events", "oubliette_x"] {
+        assert_eq!(
+            world.call(tool, json!({})).await.unwrap_err().code,
+            ErrorCode::Unavailable
+        );
+    }
+    assert!(world.listed().is_empty() && world.plane.base_tools().is_empty());
+    context.teardown().await;
+    world.plane.install(context);
+    assert!(
+        world.call("files_fs_read", json!({"path":"f"})).await.is_err(),
+        "a torn down context stays closed"
+    );
+}
+
+#[tokio::test]
+async fn a_sentence_says_why() {
+    let agent = json!({"name":"W","prompt":"p","tools":{"use":["files","srv"],"allowed":["@files/*","s"],
+        "denied":["files_x*"],"aliases":{"read":"@files/fs_read","s":"@srv/echo"}}});
+    let definition = oubliette_protocol::agent::AgentDefinition::parse(&agent.to_string()).unwrap();
+    let catalog = [reader("files"), server("srv", json!({}))].map(|tool| definition_of(tool).into());
+    let list = preview(&definition, &catalog);
+    let say = |tool: &str| explain(&"writer".parse().unwrap(), &definition, &list, tool);
+    assert_eq!(
+        say("read"),
+        "writer may call read (@files/fs_read, from the catalog): allowed by \"@files/*\" in tools.allowed."
+    );
+    assert!(
+        say("s").starts_with("writer may call, but cannot reach, s (@srv/echo"),
+        "{}",
+        say("s")
+    );
+    assert!(
+        say("@srv/other").contains("not named in tools.allowed"),
+        "{}",
+        say("@srv/other")
+    );
+    assert!(say("files_xy").contains("denied by \"files_x*\""));
+    assert!(say("@other/x").contains("tools.use does not name"));
+    assert!(say("raed").contains("Did you mean read?"));
+}

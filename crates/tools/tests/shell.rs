@@ -1,0 +1,202 @@
+//! `shell_exec` through the plane, on the host's own and in the real sandbox.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod plane_support;
+
+use oubliette_protocol::{ErrorCode, tool::CallResult};
+use oubliette_tools::{CallContext, Wanted};
+use plane_support::{World, inside, soon};
+use serde_json::{Value, json};
+
+fn policy(commands: &[&str]) -> Value {
+    json!({"name":"shell_exec","allowedCommands":commands,"allowedEnv":["GREETING"],"timeoutMs":20000})
+}
+
+fn field<'a>(result: &'a CallResult, name: &str) -> &'a Value {
+    &result.structured_content.as_ref().unwrap()[name]
+}
+
+#[tokio::test]
+async fn shell_exec_tool_registered() {
+    let world = World::new();
+    world.file("sub/f", "x");
+    world
+        .builtin(policy(&["ls", "cat", "env", "sh -c exit", "printf"]))
+        .await;
+    let ls = world.it(json!({"argv":["ls"],"cwd":"sub"})).await.unwrap();
+    assert_eq!(
+        (field(&ls, "stdout"), field(&ls, "exit_code"), ls.is_error),
+        (&json!("f\n"), &json!(0), false)
+    );
+    let cat = world.it(json!({"argv":["cat"],"stdin":"over"})).await.unwrap();
+    assert_eq!(cat.joined_text(), "over");
+    let env = world
+        .it(json!({"argv":["env"],"env":{"GREETING":"hi"}}))
+        .await
+        .unwrap()
+        .joined_text();
+    assert!(env.lines().any(|line| line == "GREETING=hi"), "{env}");
+    let missing = world.it(json!({"argv":["ls","none"]})).await.unwrap();
+    assert!(
+        missing.is_error && missing.joined_text().contains("[exit code 2]"),
+        "{missing:?}"
+    );
+
+    // What a shell would make something of reaches the program as it is.
+    let nasty = "; $(touch owned) `touch owned` && touch owned | \"'\n";
+    let printed = world.it(json!({"argv":["printf","%s",nasty]})).await.unwrap();
+    assert_eq!(field(&printed, "stdout"), nasty);
+    assert!(!world.workspace().join("owned").exists());
+
+    for (arguments, code) in [
+        (json!({"argv":["rm","-rf","."]}), ErrorCode::NotAllowed),
+        (json!({"argv":["ls;touch owned"]}), ErrorCode::NotAllowed),
+        (json!({"argv":["/bin/ls"]}), ErrorCode::NotAllowed),
+        (
+            json!({"argv":["ls"],"env":{"LD_PRELOAD":"x"}}),
+            ErrorCode::NotAllowed,
+        ),
+        (json!({"argv":["ls"],"env":{"PATH":"."}}), ErrorCode::NotAllowed),
+        (json!({"argv":["ls"],"cwd":"/etc"}), ErrorCode::NotAllowed),
+        (json!({"argv":["ls"],"cwd":"../"}), ErrorCode::NotAllowed),
+        (json!({"argv":["ls"],"cwd":"none"}), ErrorCode::NotFound),
+        (json!({"argv":["ls"],"cwd":"sub/f"}), ErrorCode::NotFound),
+        (json!({"argv":[]}), ErrorCode::InvalidArgument),
+        (json!({"argv":"ls"}), ErrorCode::InvalidArgument),
+        (json!({"argv":["ls"],"shell":true}), ErrorCode::InvalidArgument),
+    ] {
+        let error = world.it(arguments.clone()).await.unwrap_err();
+        assert_eq!(error.code, code, "{arguments}: {}", error.message);
+    }
+}
+
+#[tokio::test]
+async fn a_shell_policy_interprets_the_line() {
+    let world = World::new();
+    world
+        .builtin(json!({"name":"shell_exec","allowedCommands":["echo"],"shell":true}))
+        .await;
+    let result = world
+        .it(json!({"argv":["echo $((1+1)) | tr 2 3"]}))
+        .await
+        .unwrap();
+    assert_eq!(field(&result, "stdout"), "3\n");
+}
+
+#[tokio::test]
+async fn output_is_bounded_and_the_cut_is_marked() {
+    let world = World::new();
+    world.builtin(policy(&["seq", "yes"])).await;
+    let result = world.it(json!({"argv":["seq","100000"]})).await.unwrap();
+    let out = field(&result, "stdout").as_str().unwrap();
+    assert!(out.starts_with("1\n2\n") && out.ends_with("99999\n100000\n") && out.contains("bytes left out"));
+    assert_eq!(field(&result, "truncated"), true);
+    let flood = world.it(json!({"argv":["yes"]})).await.unwrap_err();
+    assert_eq!(flood.code, ErrorCode::LimitExceeded);
+}
+
+/// A pipe in the workspace through which a command tells a pid.
+struct Told(std::path::PathBuf);
+
+impl Told {
+    fn at(world: &World, name: &str) -> Self {
+        let path = world.workspace().join(name);
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        Self(path)
+    }
+
+    async fn pid(self) -> i32 {
+        let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(self.0).unwrap());
+        soon("the pid", read).await.unwrap().trim().parse().unwrap()
+    }
+}
+
+fn alive(pid: i32) -> bool {
+    // A zombie that nobody has reaped yet does not run any more.
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[tokio::test]
+async fn past_its_timeout_the_whole_tree_dies() {
+    let world = World::new();
+    world.file(
+        "f.sh",
+        "(echo $$; sh -c 'echo $$ > child; exec sleep 1000') & echo begun; sleep 1000",
+    );
+    let mut policy = policy(&["sh"]);
+    policy["timeoutMs"] = json!(1_500);
+    world.builtin(policy).await;
+    let child = Told::at(&world, "child");
+    let (result, child) = tokio::join!(world.it(json!({"argv":["sh","f.sh"]})), child.pid());
+    let error = result.unwrap_err();
+    assert_eq!(error.code, ErrorCode::Timeout);
+    assert!(error.message.contains("begun"), "{}", error.message);
+    assert!(!alive(child), "{child} is left");
+    let call = &world.recorder.of("tool_call")[0];
+    assert_eq!(
+        (&call["ok"], &call["canonical"]),
+        (&json!(false), &json!("@b/shell_exec"))
+    );
+}
+
+#[tokio::test]
+async fn a_cancelled_command_is_killed() {
+    let world = World::new();
+    world.file("f.sh", "echo $$ > pid; exec sleep 1000");
+    world.builtin(policy(&["sh"])).await;
+    let ctx = CallContext::default();
+    let arguments = json!({"argv":["sh","f.sh"]}).as_object().unwrap().clone();
+    let call = world
+        .plane
+        .call(Wanted::Any("it".into()), arguments, inside(), ctx.clone());
+    let told = Told::at(&world, "pid");
+    let cancel = async {
+        let pid = told.pid().await;
+        ctx.cancel.cancel();
+        pid
+    };
+    let (result, pid) = soon("the cancelled call", async { tokio::join!(call, cancel) }).await;
+    assert_eq!(result.unwrap_err().code, ErrorCode::Unavailable);
+    assert!(!alive(pid));
+}
+
+#[tokio::test]
+async fn what_a_command_leaves_behind_does_not_hold_its_answer() {
+    let world = World::new();
+    world.file("f.sh", "sleep 1000 & echo $! > pid; echo done");
+    world.builtin(policy(&["sh"])).await;
+    let told = Told::at(&world, "pid");
+    let (result, left) = tokio::join!(world.it(json!({"argv":["sh","f.sh"]})), told.pid());
+    assert_eq!(field(&result.unwrap(), "stdout"), "done\n");
+    assert!(!alive(left));
+}
+
+#[tokio::test]
+async fn in_the_real_sandbox_a_command_sees_the_workspace_and_no_network() {
+    let world = World::local().await;
+    world.file("notes/f", "seen");
+    std::fs::write(world.dir.path().join("secret"), "x").unwrap();
+    world.builtin(policy(&["cat", "sh", "id", "pwd"])).await;
+    let cat = world.it(json!({"argv":["cat","f"],"cwd":"notes"})).await.unwrap();
+    assert_eq!(cat.joined_text(), "seen", "{cat:?}");
+    let written = world
+        .it(json!({"argv":["sh","-c","echo made > out; cat /proc/net/route | wc -l; id -u"]}))
+        .await
+        .unwrap();
+    assert_eq!(
+        std::fs::read_to_string(world.workspace().join("out")).unwrap(),
+        "made\n"
+    );
+    let uid = field(&written, "stdout")
+        .as_str()
+        .unwrap()
+        .lines()
+        .last()
+        .unwrap()
+        .to_owned();
+    assert_ne!(uid, "0", "never root inside");
+    let secret = world.dir.path().join("secret");
+    let outside = world.it(json!({"argv":["cat", secret]})).await.unwrap();
+    assert!(outside.is_error, "{outside:?}");
+}
