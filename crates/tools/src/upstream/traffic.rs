@@ -142,9 +142,9 @@ impl Traffic {
     /// Takes out of the client's way what is dealt with here.
     pub(super) fn sift(&self, message: ServerJsonRpcMessage, bytes: usize) -> Option<ServerJsonRpcMessage> {
         match &message {
-            ServerJsonRpcMessage::Response(response) => self.settled(&response.id, bytes),
+            ServerJsonRpcMessage::Response(response) => self.settled(&response.id),
             ServerJsonRpcMessage::Error(error) => match &error.id {
-                Some(id) => self.settled(id, bytes),
+                Some(id) => self.settled(id),
                 None => self.unasked.lock().count(bytes),
             },
             ServerJsonRpcMessage::Request(_) => self.unasked.lock().count(bytes),
@@ -166,6 +166,7 @@ impl Traffic {
                         }
                         return None;
                     }
+                    #[allow(deprecated, reason = "on its way out of MCP, and still what servers say")]
                     ServerNotification::LoggingMessageNotification(log) => {
                         self.log(&log.params.level, &log.params.data);
                         return None;
@@ -187,11 +188,13 @@ impl Traffic {
         Some(message)
     }
 
-    fn settled(&self, id: &NumberOrString, bytes: usize) {
+    /// An answer to a call is expected. Any other is, or is not, the client's: they are counted, since a
+    /// flood can be made of them, but may be large, as tool lists are.
+    fn settled(&self, id: &NumberOrString) {
         if let NumberOrString::Number(id) = id
             && self.close(*id).is_none()
         {
-            self.unasked.lock().count(bytes);
+            self.unasked.lock().count(0);
         }
     }
 
@@ -261,6 +264,10 @@ pub(super) fn read_result(text: &str) -> Result<CallResult, String> {
         structured_content: Option<Value>,
         #[serde(default)]
         is_error: Option<bool>,
+    }
+    // A list would be read as the fields in order.
+    if !text.trim_start().starts_with('{') {
+        return Err("it answered with no tool result: no object".into());
     }
     let wire: Wire =
         serde_json::from_str(text).map_err(|error| format!("it answered with no tool result: {error}"))?;
