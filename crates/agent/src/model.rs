@@ -4,13 +4,14 @@
 //! called side by side, their results are remembered, and the conversation goes out again, until the
 //! model wants no more.
 //!
-//! - [`ask`]: one request and its retries.
+//! - [`ask`]: one request and its retries; [`failure`]: what went wrong with it.
 //! - [`context`]: what was remembered as the messages of a request, and keeping that bounded.
 //! - [`names`]: tool names that providers accept.
 //! - [`usage`]: what it cost.
 
 mod ask;
 mod context;
+mod failure;
 mod names;
 mod usage;
 

@@ -1,7 +1,7 @@
 //! The MCP servers of a session, started as `session/new` says, and calls to them.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -39,8 +39,10 @@ pub(crate) struct Tools {
 }
 
 struct Server {
-    name: String,
-    service: RunningService<RoleClient, Watcher>,
+    spec: McpServerStdio,
+    cwd: PathBuf,
+    /// The process and the connection to it; another one when it died.
+    link: tokio::sync::Mutex<RunningService<RoleClient, Watcher>>,
     listed: Mutex<Vec<Tool>>,
     stale: Arc<AtomicBool>,
 }
@@ -118,27 +120,14 @@ impl Server {
         }
     }
 
-    async fn connect(stdio: &McpServerStdio, cwd: &Path) -> Result<Self, String> {
-        let mut command = Command::new(&stdio.command);
-        command
-            .args(&stdio.args)
-            .env_remove(config::VARIABLE)
-            .kill_on_drop(true);
-        command.envs(stdio.env.iter().map(|variable| (&variable.name, &variable.value)));
-        if cwd.is_dir() {
-            command.current_dir(cwd);
-        }
-        // Its stderr is ours: the host keeps the tail of it.
-        let child =
-            TokioChildProcess::new(command).map_err(|e| format!("{}: {e}", stdio.command.display()))?;
+    async fn connect(spec: &McpServerStdio, cwd: &Path) -> Result<Self, String> {
         let stale = Arc::new(AtomicBool::new(true));
-        let service = Watcher { stale: stale.clone() }
-            .serve(child)
-            .await
-            .map_err(|e| e.to_string())?;
+        let link = tokio::sync::Mutex::new(started(spec, cwd, stale.clone()).await?);
+        let (spec, cwd) = (spec.clone(), cwd.to_owned());
         let server = Self {
-            name: stdio.name.clone(),
-            service,
+            spec,
+            cwd,
+            link,
             listed: Mutex::new(Vec::new()),
             stale,
         };
@@ -146,39 +135,49 @@ impl Server {
         Ok(server)
     }
 
+    /// The server to talk to, started again if it has died: a session outlives its tool server.
+    async fn peer(&self) -> Result<Peer<RoleClient>, String> {
+        let mut service = self.link.lock().await;
+        if service.peer().is_transport_closed() {
+            let again = started(&self.spec, &self.cwd, self.stale.clone());
+            *service = tokio::time::timeout(STARTUP, again)
+                .await
+                .map_err(|_| "it does not start".to_owned())??;
+            self.stale.store(true, Ordering::Release);
+        }
+        Ok(service.peer().clone())
+    }
+
     /// Lists the tools again if the server said they changed. A listing that fails leaves the old
     /// one, and is tried again next time.
     async fn refresh(&self) {
-        if !self.stale.swap(false, Ordering::AcqRel) {
-            return;
+        let listing = async {
+            let peer = self.peer().await?;
+            if self.stale.swap(false, Ordering::AcqRel) {
+                let tools = peer.list_all_tools().await.map_err(|e| e.to_string())?;
+                *lock(&self.listed) = tools;
+            }
+            Ok(())
+        };
+        let listed = tokio::time::timeout(STARTUP, listing).await;
+        if let Err(why) = listed.unwrap_or_else(|_| Err("no answer".to_owned())) {
+            self.stale.store(true, Ordering::Release);
+            eprintln!(
+                "oubliette-agent: the tools of {:?} could not be listed: {why}",
+                self.spec.name
+            );
         }
-        match tokio::time::timeout(STARTUP, self.peer().list_all_tools()).await {
-            Ok(Ok(tools)) => *lock(&self.listed) = tools,
-            Ok(Err(error)) => self.not_listed(&error.to_string()),
-            Err(_) => self.not_listed("no answer"),
-        }
-    }
-
-    fn not_listed(&self, why: &str) {
-        self.stale.store(true, Ordering::Release);
-        eprintln!(
-            "oubliette-agent: the tools of {:?} could not be listed: {why}",
-            self.name
-        );
-    }
-
-    fn peer(&self) -> &Peer<RoleClient> {
-        self.service.peer()
     }
 
     async fn call(&self, tool: &str, arguments: Object, cancel: &CancellationToken) -> CallResult {
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
-        let sent = self
-            .peer()
-            .send_cancellable_request(request, PeerRequestOptions::no_options())
-            .await;
-        let mut handle = match sent {
+        let peer = match self.peer().await {
+            Ok(peer) => peer,
+            Err(why) => return self.gone(tool, &why),
+        };
+        let options = PeerRequestOptions::no_options();
+        let mut handle = match peer.send_cancellable_request(request, options).await {
             Ok(handle) => handle,
             Err(error) => return self.broken(tool, error),
         };
@@ -221,13 +220,37 @@ impl Server {
                 });
                 failed(code, error.message.to_string())
             }
-            ServiceError::TransportClosed | ServiceError::TransportSend(_) => failed(
-                "unavailable",
-                format!("{tool}: the tool server {:?} is gone", self.name),
-            ),
+            ServiceError::TransportClosed | ServiceError::TransportSend(_) => self.gone(tool, "it ended"),
             other => failed("internal", format!("{tool}: {other}")),
         }
     }
+
+    fn gone(&self, tool: &str, why: &str) -> CallResult {
+        let name = &self.spec.name;
+        failed(
+            "unavailable",
+            format!("{tool}: the tool server {name:?} is gone: {why}"),
+        )
+    }
+}
+
+/// Starts a server's process and shakes hands with it. Its stderr is ours: the host keeps the tail.
+async fn started(
+    spec: &McpServerStdio,
+    cwd: &Path,
+    stale: Arc<AtomicBool>,
+) -> Result<RunningService<RoleClient, Watcher>, String> {
+    let mut command = Command::new(&spec.command);
+    command
+        .args(&spec.args)
+        .env_remove(config::VARIABLE)
+        .kill_on_drop(true);
+    command.envs(spec.env.iter().map(|variable| (&variable.name, &variable.value)));
+    if cwd.is_dir() {
+        command.current_dir(cwd);
+    }
+    let child = TokioChildProcess::new(command).map_err(|e| format!("{}: {e}", spec.command.display()))?;
+    Watcher { stale }.serve(child).await.map_err(|e| e.to_string())
 }
 
 fn failed(code: &str, message: String) -> CallResult {

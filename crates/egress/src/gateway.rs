@@ -4,7 +4,6 @@
 //! with the key, if it is a model call; the answer streams back as it comes.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
@@ -41,7 +40,8 @@ pub trait ModelSink: Send + Sync {
 /// All configured providers, shared by every session.
 #[derive(Debug)]
 pub struct ModelGateway {
-    providers: HashMap<String, (Provider, Url)>,
+    /// In the order they were configured.
+    providers: Vec<(Provider, Url)>,
     limits: GatewayLimits,
     /// For providers elsewhere: through the operator's own proxy, if the environment names one.
     client: Client,
@@ -85,10 +85,16 @@ impl ModelGateway {
     pub fn new(providers: Vec<Provider>, limits: GatewayLimits) -> Result<Arc<Self>> {
         // The process has one crypto provider; whoever was first has set the same one.
         let _already = rustls::crypto::ring::default_provider().install_default();
-        let mut checked = HashMap::new();
+        let mut checked: Vec<(Provider, Url)> = Vec::with_capacity(providers.len());
         for provider in providers {
             let url = provider.check()?;
-            checked.insert(provider.name.clone(), (provider, url));
+            if checked.iter().any(|(before, _)| before.name == provider.name) {
+                return Err(Error::invalid(format!(
+                    "the model provider {:?} is configured twice",
+                    provider.name
+                )));
+            }
+            checked.push((provider, url));
         }
         let prepared = |builder: reqwest::ClientBuilder| {
             builder
@@ -109,9 +115,9 @@ impl ModelGateway {
         }))
     }
 
-    /// The configured providers, in no order.
+    /// The configured providers, in the order they were configured.
     pub fn providers(&self) -> impl Iterator<Item = &Provider> {
-        self.providers.values().map(|(provider, _)| provider)
+        self.providers.iter().map(|(provider, _)| provider)
     }
 
     /// Serves one session's socket until `cancel`.
@@ -203,7 +209,12 @@ impl Door {
         let wanted = Wanted::parse(request.uri())?;
         report.provider = short(&wanted.provider);
         report.path = short(&wanted.path());
-        let Some((provider, base)) = self.gateway.providers.get(&wanted.provider) else {
+        let Some((provider, base)) = self
+            .gateway
+            .providers
+            .iter()
+            .find(|(p, _)| p.name == wanted.provider)
+        else {
             return Err(self.unknown(&wanted.provider));
         };
         wanted.check(request.method(), &provider.allow_paths)?;
@@ -275,7 +286,7 @@ impl Door {
     }
 
     fn unknown(&self, name: &str) -> Refusal {
-        let mut known: Vec<&str> = self.gateway.providers.keys().map(String::as_str).collect();
+        let mut known: Vec<&str> = self.gateway.providers().map(|p| p.name.as_str()).collect();
         known.sort_unstable();
         let known = if known.is_empty() {
             "none".to_owned()
