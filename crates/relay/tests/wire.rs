@@ -476,3 +476,75 @@ async fn calls_past_the_limit_and_lines_past_the_limit_are_not_sent() {
     );
     assert_eq!(rig.peer.waiting(), 0);
 }
+
+#[tokio::test]
+async fn a_side_that_does_not_read_makes_this_side_wait_not_grow() {
+    let (near, far) = tokio::io::duplex(64);
+    let (tx, _heard) = mpsc::unbounded_channel();
+    let desk = Arc::new(Desk {
+        gate: Semaphore::new(0),
+        heard: tx,
+    });
+    let (peer, _) = Peer::spawn(
+        far,
+        desk,
+        Limits {
+            queue: 1_000,
+            ..Limits::default()
+        },
+    );
+    let flood = async {
+        let mut sent = 0;
+        // One batch may be on its way and one queue full behind it; then the sender is made to wait.
+        while tokio::time::timeout(
+            std::time::Duration::from_secs(1),
+            peer.notify("n", json!(["x".repeat(100)])),
+        )
+        .await
+        .is_ok()
+        {
+            sent += 1;
+            assert!(sent < 2_000, "nothing holds the sender back");
+        }
+    };
+    flood.await;
+    // Once the other side reads, everything flows again.
+    let mut lines = BufReader::new(near).lines();
+    let reading = tokio::spawn(async move { while lines.next_line().await.unwrap().is_some() {} });
+    peer.notify("n", json!(["x".repeat(100)])).await.unwrap();
+    reading.abort();
+}
+
+#[tokio::test]
+async fn answers_that_are_not_read_keep_their_place_in_flight() {
+    let (near, far) = tokio::io::duplex(64);
+    let (tx, _heard) = mpsc::unbounded_channel();
+    let desk = Arc::new(Desk {
+        gate: Semaphore::new(0),
+        heard: tx,
+    });
+    let limits = Limits {
+        queue: 1_000,
+        in_flight: 3,
+        ..Limits::default()
+    };
+    let (_peer, _) = Peer::spawn(far, desk, limits);
+    let (read, mut out) = tokio::io::split(near);
+    for id in 0..100 {
+        let line = format!("{}\n", json!({"jsonrpc":"2.0","id":id,"method":"big"}));
+        out.write_all(line.as_bytes()).await.unwrap();
+    }
+    let mut lines = BufReader::new(read).lines();
+    assert!(lines.next_line().await.unwrap().unwrap().contains("hello"));
+    let (mut served, mut refused) = (0, 0);
+    for _ in 0..100 {
+        let answer: Value = serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap();
+        match answer["error"]["data"]["code"].as_str() {
+            None => served += 1,
+            Some("limit_exceeded") => refused += 1,
+            Some(other) => panic!("{other}"),
+        }
+    }
+    // Three in flight, and the few whose answers the writer had already taken.
+    assert!((3..10).contains(&served), "{served} served, {refused} refused");
+}
