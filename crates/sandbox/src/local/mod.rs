@@ -66,7 +66,10 @@ impl Local {
                 "the minimum isolation level must be `namespaces` or `landlock`".into(),
             ));
         }
-        let bwrap = config.bwrap.clone().or_else(|| probe::on_path("bwrap"));
+        let bwrap = match &config.bwrap {
+            Some(path) => Some(path.clone()).filter(|path| probe::executable(path)),
+            None => probe::on_path("bwrap"),
+        };
         let inner = Inner {
             config,
             bwrap,

@@ -220,7 +220,11 @@ pub(super) fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path)
         .chain(usual)
         .map(|dir| dir.join(name))
-        .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
+        .find(|file| executable(file))
+}
+
+pub(super) fn executable(file: &Path) -> bool {
+    rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
 }
 
 /// Tells homes apart in the names of cgroups. FNV-1a: it has to be the same after a restart and short, and

@@ -1,0 +1,432 @@
+//! From start to end: what the program gets, how it is ended, what is left (nothing).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+
+use common::{Rig, heard, helper, mark, processes};
+use oubliette_sandbox::{Forward, Grace, Handle, Mount, SandboxError, Socket, Spec, stop};
+use rustix::process::{Pid, PidfdFlags};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+#[tokio::test]
+async fn the_environment_is_what_was_given_and_no_more() {
+    let rig = Rig::new().await;
+    let mut spec = rig.spec(["env"]);
+    spec.env = vec![
+        ("KEY".into(), "value with spaces\nand lines".into()),
+        ("LANG".into(), "de_DE.UTF-8".into()),
+    ];
+    let out = rig.run(spec).await.out;
+    let mut names: Vec<&str> = out
+        .lines()
+        .filter_map(|line| Some(line.split_once('=')?.0))
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["HOME", "KEY", "LANG", "PATH", "TMPDIR", "USER"]);
+    assert!(
+        out.contains("HOME=/home/agent\n") && out.contains("LANG=de_DE.UTF-8\n"),
+        "{out}"
+    );
+}
+
+#[tokio::test]
+async fn the_environment_is_in_no_command_line() {
+    let rig = Rig::new().await;
+    let secret = format!("secret-{}", mark(rig.dir.path()));
+    let mut spec = rig.spec(["wait"]);
+    spec.env = vec![("KEY".into(), secret.clone())];
+    let mut running = rig.start(spec).await;
+    heard(&mut running, "waiting").await;
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        assert!(
+            !String::from_utf8_lossy(&words).contains(&secret),
+            "{}",
+            entry.path().display()
+        );
+    }
+    // Not even the inner stage, which had it, shows it to the program's neighbours.
+    assert!(!rig.shell("cat /proc/1/environ; true").await.out.contains(&secret));
+}
+
+#[tokio::test]
+async fn an_environment_of_any_size_arrives() {
+    let rig = Rig::new().await;
+    let mut spec = rig.command(["sh", "-c", "echo ${#B0} ${#B9}"]);
+    spec.env = (0..10).map(|n| (format!("B{n}"), "x".repeat(100_000))).collect();
+    assert_eq!(rig.run(spec).await.out, "100000 100000\n");
+}
+
+#[tokio::test]
+async fn the_workspace_is_the_working_directory_and_is_shared() {
+    let rig = Rig::new().await;
+    std::fs::write(rig.path("workspace/in"), "from outside").unwrap();
+    let outcome = rig
+        .shell("pwd; cat in; echo from inside > out; echo $HOME > ~/home")
+        .await;
+    assert_eq!(outcome.out, "/workspace\nfrom outside");
+    assert_eq!(
+        std::fs::read_to_string(rig.path("workspace/out")).unwrap(),
+        "from inside\n"
+    );
+    assert_eq!(
+        std::fs::read_to_string(rig.path("home/home")).unwrap(),
+        "/home/agent\n"
+    );
+}
+
+#[tokio::test]
+async fn ordinary_programs_work() {
+    let rig = Rig::new().await;
+    let script = "set -e; echo a | sort > /tmp/x; cat /tmp/x; echo b > /dev/stdout; echo c > /dev/null; \
+                  head -c 3 /dev/urandom | wc -c; mkdir -p d/e; mv d /tmp/../workspace/f; ls -d f/e; \
+                  (sleep 0.01 & wait); ulimit -c; hostname 2>/dev/null || cat /etc/hostname";
+    let outcome = rig.shell(script).await;
+    assert_eq!(outcome.out, "a\nb\n3\nf/e\n0\noubliette\n", "{outcome:?}");
+}
+
+#[tokio::test]
+async fn pipes_carry_both_ways_and_end() {
+    let rig = Rig::new().await;
+    let mut running = rig.start(rig.spec(["echo"])).await;
+    let sent = vec![b'x'; 1 << 20];
+    let mut stdin = running.stdin;
+    let writing = async {
+        stdin.write_all(&sent).await.unwrap();
+        drop(stdin);
+    };
+    let mut received = Vec::new();
+    let (_, read) = tokio::join!(writing, running.stdout.read_to_end(&mut received));
+    read.unwrap();
+    assert_eq!(received.len(), 1 << 20);
+    assert!(running.handle.wait().await.success());
+}
+
+#[tokio::test]
+async fn the_exit_code_or_signal_is_told() {
+    let rig = Rig::new().await;
+    let exit = rig.run(rig.spec(["exit", "7"])).await.exit;
+    assert_eq!((exit.code, exit.signal), (Some(7), None));
+    // A code above 128 is not taken for a signal.
+    assert_eq!(rig.run(rig.spec(["exit", "143"])).await.exit.code, Some(143));
+    let exit = rig.shell("kill -USR1 $$").await.exit;
+    assert_eq!((exit.code, exit.signal), (None, Some(libc::SIGUSR1)));
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_there_is_named() {
+    let rig = Rig::new().await;
+    match rig.try_start(rig.command(["no-such-program"])).await {
+        Err(SandboxError::Program { program, reason }) => {
+            assert_eq!(program, "no-such-program");
+            assert_eq!(reason, "no such program in the sandbox");
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut spec = rig.command(["true"]);
+    spec.cwd = "/workspace/not/there".into();
+    let error = rig.try_start(spec).await.unwrap_err().to_string();
+    assert!(error.contains("/workspace/not/there"), "{error}");
+}
+
+#[tokio::test]
+async fn a_mount_that_is_not_there_is_named() {
+    let rig = Rig::new().await;
+    let mut spec = rig.command(["true"]);
+    spec.mounts = vec![Mount::read_only("/no/such/thing", "/thing")];
+    let error = rig.try_start(spec).await.unwrap_err().to_string();
+    assert_eq!(error, "/no/such/thing does not exist");
+    let mut spec = rig.command(["true"]);
+    spec.mounts = vec![Mount::read_only("/usr", "/x/../y")];
+    assert!(matches!(rig.try_start(spec).await, Err(SandboxError::Invalid(_))));
+}
+
+#[tokio::test]
+async fn mounts_may_lie_in_each_other_and_in_etc() {
+    let rig = Rig::new().await;
+    std::fs::write(rig.path("other/file"), "found").unwrap();
+    let mut spec = rig.command(["cat", "/srv/a/b/file", "/srv/a/b/c", "/etc/extra/file"]);
+    spec.mounts = vec![
+        Mount::read_only(rig.path("other/file"), "/srv/a/b/c"),
+        Mount::read_write(rig.path("other"), "/srv/a/b"),
+        Mount::read_only(rig.path("other"), "/etc/extra"),
+    ];
+    std::fs::write(rig.path("other/c"), "").unwrap();
+    assert_eq!(rig.run(spec).await.out, "foundfoundfound");
+}
+
+#[tokio::test]
+async fn a_port_inside_leads_to_the_socket() {
+    let rig = Rig::new().await;
+    let socket = rig.path("model.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let server = std::thread::spawn(move || {
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = Vec::new();
+            stream.read_to_end(&mut asked).unwrap();
+            // More than any buffer on the way.
+            stream.write_all(&asked.repeat(100_000)).unwrap();
+        }
+    });
+    let mut spec = rig.command(["sh", "-c", ASK]);
+    spec.sockets = vec![Socket::new(&socket, "/run/oubliette/model.sock")];
+    spec.forwards = vec![Forward {
+        port: 19999,
+        socket: "/run/oubliette/model.sock".into(),
+    }];
+    let outcome = rig.run(spec).await;
+    assert_eq!(outcome.out, "1100007\n1100007\n1100007\n", "{outcome:?}");
+    server.join().unwrap();
+}
+
+const ASK: &str = "/opt/oubliette/oubliette-client ask 127.0.0.1:19999 hello-world > a & \
+                   /opt/oubliette/oubliette-client ask 127.0.0.1:19999 hello-world > b & \
+                   /opt/oubliette/oubliette-client ask 127.0.0.1:19999 hello-world > c & \
+                   wait; wc -c < a; wc -c < b; wc -c < c";
+
+#[tokio::test]
+async fn a_port_without_a_server_refuses_and_harms_nothing() {
+    let rig = Rig::new().await;
+    let socket = rig.path("model.sock");
+    drop(UnixListener::bind(&socket).unwrap());
+    let mut spec = rig.spec(["ask", "127.0.0.1:19999", "hello"]);
+    spec.sockets = vec![Socket::new(&socket, "/run/oubliette/model.sock")];
+    spec.forwards = vec![Forward {
+        port: 19999,
+        socket: "/run/oubliette/model.sock".into(),
+    }];
+    let outcome = rig.run(spec).await;
+    assert!(
+        outcome.exit.success() && !outcome.out.contains("hello"),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test]
+async fn terminate_reaches_the_program_alone() {
+    let rig = Rig::new().await;
+    let mut running = rig
+        .start(rig.command([
+            "sh",
+            "-c",
+            "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.05; done",
+        ]))
+        .await;
+    heard(&mut running, "ready").await;
+    running.handle.terminate();
+    heard(&mut running, "bye").await;
+    assert_eq!(running.handle.wait().await.code, Some(3));
+}
+
+#[tokio::test]
+async fn kill_ends_the_whole_tree_at_once() {
+    let rig = Rig::new().await;
+    let (running, tree) = family(&rig).await;
+    running.handle.kill();
+    let exit = running.handle.wait().await;
+    assert_eq!((exit.code, exit.signal), (None, Some(libc::SIGKILL)));
+    assert!(tree.iter().all(ended), "all of it is gone when wait returns");
+    assert_eq!(processes(&mark(rig.dir.path())), Vec::<i32>::new());
+}
+
+#[tokio::test]
+async fn dropping_the_last_handle_ends_the_whole_tree() {
+    let rig = Rig::new().await;
+    let (running, tree) = family(&rig).await;
+    let second: Handle = running.handle.clone();
+    drop(running);
+    assert!(second.exit().is_none());
+    drop(second);
+    for process in &tree {
+        end_of(process).await;
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_does_not_outlive_the_program() {
+    let rig = Rig::new().await;
+    let mark = mark(rig.dir.path());
+    let outcome = rig.run(rig.spec(["daemon", &mark])).await;
+    assert_eq!(outcome.out, "left behind\n");
+    assert!(outcome.exit.success());
+    assert_eq!(processes(&mark), Vec::<i32>::new());
+}
+
+#[tokio::test]
+async fn stop_is_polite_then_firm() {
+    let rig = Rig::new().await;
+    let grace = Grace {
+        close: std::time::Duration::from_secs(20),
+        ..Grace::default()
+    };
+    let running = rig.start(rig.spec(["echo"])).await;
+    assert!(
+        stop(Some(running.stdin), &running.handle, grace).await.success(),
+        "ends when stdin does"
+    );
+    let stubborn = rig.command(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]);
+    let mut running = rig.start(stubborn).await;
+    heard(&mut running, "ready").await;
+    let short = std::time::Duration::from_millis(50);
+    let exit = stop(
+        Some(running.stdin),
+        &running.handle,
+        Grace {
+            close: short,
+            terminate: short,
+        },
+    )
+    .await;
+    assert_eq!(exit.signal, Some(libc::SIGKILL));
+}
+
+#[tokio::test]
+async fn nothing_is_left_when_the_server_is_killed() {
+    dies_with_the_server("hold-namespaces").await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_when_the_server_is_killed_without_namespaces() {
+    dies_with_the_server("hold-landlock").await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_host_tool_when_the_server_is_killed() {
+    dies_with_the_server("hold-host").await;
+}
+
+async fn dies_with_the_server(how: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let mark = mark(dir.path());
+    let mut server = std::process::Command::new(helper())
+        .args([how, dir.path().to_str().unwrap(), &mark])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 8];
+    server.stdout.take().unwrap().read_exact(&mut said).unwrap();
+    let tree: Vec<OwnedFd> = processes(&mark)
+        .into_iter()
+        .filter(|pid| *pid != server.id() as i32)
+        .filter_map(pidfd)
+        .collect();
+    // The program and the daemon it left behind.
+    assert_eq!(tree.len(), 2);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    for process in &tree {
+        end_of(process).await;
+    }
+    assert_eq!(processes(&mark), Vec::<i32>::new());
+}
+
+#[tokio::test]
+async fn many_start_at_once() {
+    let rig = Rig::new().await;
+    let outcomes = (0..24).map(|_| rig.run(rig.spec(["cwd"])));
+    let outcomes = futures_join(outcomes).await;
+    assert!(
+        outcomes.iter().all(|outcome| outcome.out == "/workspace\n"),
+        "{outcomes:?}"
+    );
+}
+
+async fn futures_join<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut running: Vec<_> = futures.map(Box::pin).collect();
+    let mut done = Vec::new();
+    std::future::poll_fn(|context| {
+        running.retain_mut(|future| match future.as_mut().poll(context) {
+            std::task::Poll::Ready(value) => {
+                done.push(value);
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if running.is_empty() {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    })
+    .await;
+    done
+}
+
+#[tokio::test]
+async fn a_start_nobody_waits_for_any_more_leaves_nothing() {
+    let rig = Rig::new().await;
+    rig.report().await;
+    let mark = mark(rig.dir.path());
+    let starting = rig.try_start(rig.spec(["wait", &mark]));
+    // Polled once, then dropped: the process may or may not have been started by now.
+    tokio::select! { biased; _ = starting => {}, () = std::future::ready(()) => {} }
+    let mut running = rig.start(rig.spec(["wait"])).await;
+    heard(&mut running, "waiting").await;
+    while !processes(&mark).is_empty() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_host_without_bubblewrap_is_refused_with_the_remedy() {
+    let rig = Rig::with(
+        oubliette_sandbox::Level::Namespaces,
+        Some("/nonexistent/bwrap".into()),
+    )
+    .await;
+    let error = rig.try_start(Spec::new("t", ["true"])).await.unwrap_err();
+    assert!(matches!(error, SandboxError::Unavailable { .. }), "{error:?}");
+    assert!(
+        error.remedy().unwrap().contains("apt-get install bubblewrap"),
+        "{error}"
+    );
+    let report = rig.report().await;
+    assert!(!report.ok);
+    assert!(
+        report
+            .checks
+            .iter()
+            .any(|check| check.name == "namespaces" && !check.ok && check.remedy.is_some())
+    );
+}
+
+/// A program and a daemon it left behind, both running.
+async fn family(rig: &Rig) -> (oubliette_sandbox::Running, Vec<OwnedFd>) {
+    let mark = mark(rig.dir.path());
+    let mut running = rig.start(rig.spec(["daemon", "and-stay", &mark])).await;
+    heard(&mut running, "left behind").await;
+    let tree: Vec<OwnedFd> = processes(&mark).into_iter().filter_map(pidfd).collect();
+    assert_eq!(tree.len(), 2);
+    (running, tree)
+}
+
+fn pidfd(pid: i32) -> Option<OwnedFd> {
+    rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+}
+
+fn ended(process: &OwnedFd) -> bool {
+    let mut fds = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
+    let now = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&now)).unwrap() == 1
+}
+
+async fn end_of(process: &OwnedFd) {
+    let process = process.try_clone().unwrap();
+    let waiting = tokio::task::spawn_blocking(move || {
+        let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+        let patience = rustix::event::Timespec {
+            tv_sec: 20,
+            tv_nsec: 0,
+        };
+        rustix::event::poll(&mut fds, Some(&patience)).unwrap()
+    });
+    assert_eq!(waiting.await.unwrap(), 1, "still there");
+}
