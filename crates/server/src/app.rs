@@ -1,11 +1,15 @@
 //! The server's parts, put together once and shared by every door.
 
-use std::{sync::{Arc, atomic::{AtomicU64, Ordering}}, time::Instant};
+use std::{path::Path, sync::{Arc, atomic::{AtomicU64, Ordering}}, time::Instant};
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
 use oubliette_home::{Home, Library};
-use oubliette_protocol::{Result, TokenId};
+use oubliette_protocol::{Error, Result, TokenId};
+use oubliette_sandbox::{Host, Local, LocalConfig, Sandbox};
+use oubliette_session::{Deps, Programs, Sessions};
 use oubliette_store::{AuditEntry, Store};
+use oubliette_tools::ProcessEnvironment;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -13,6 +17,7 @@ use crate::{
     auth::{Auth, limit::Buckets},
     config::Config,
     doors::mcp::listeners::Listeners,
+    links::Links,
     metrics::Metrics,
     walls::Walls,
 };
@@ -31,6 +36,8 @@ pub struct App {
     pub library: Arc<Library>,
     /// Where sessions run.
     pub sandbox: Walls,
+    /// Every session.
+    pub sessions: Arc<Sessions>,
     /// Counters.
     pub metrics: Metrics,
     /// Requests of each token.
@@ -50,32 +57,59 @@ impl App {
         let store = Store::open(&home.database_path()).await?;
         let library = Library::open(&home)?;
         let home = Arc::new(home);
-        Ok(Arc::new(Self {
-            auth: Auth::new(store.clone()),
-            library,
-            sandbox: Walls::default(),
-            metrics: Metrics::default(),
-            rate: Buckets::new(config.rate.per_second.into(), config.rate.burst.into()),
-            started: Instant::now(),
-            listeners: Listeners::default(),
-            stopping: CancellationToken::new(),
-            audit: AuditQueue::start(store.clone()),
-            home,
-            config,
-            store,
+        let programs = programs();
+        let sandbox = Local::new(LocalConfig {
+            client: programs.client.clone(),
+            minimum: config.sandbox.minimum,
+            bwrap: None,
+            run_dir: home.run_dir(),
+        });
+        let sandbox: Arc<dyn Sandbox> = Arc::new(sandbox.await.map_err(|e| Error::unavailable(e.to_string()))?);
+        let gateway = ModelGateway::new(config.providers.clone(), GatewayLimits::default())?;
+        let proxy = EgressProxy::new(config.egress_allow.clone(), ProxyLimits::default())?;
+        Ok(Arc::new_cyclic(|app| {
+            let links = Links::new(app.clone());
+            let sessions = Sessions::new(Deps {
+                store: store.clone(),
+                home: home.clone(),
+                library: library.clone(),
+                sandbox: sandbox.clone(),
+                host: Arc::new(Host::new(programs.client.clone())),
+                gateway,
+                proxy,
+                trust: Arc::new(config.trust.resolve(home.root())),
+                env: Arc::new(ProcessEnvironment),
+                config: config.sessions(),
+                door: links.clone(),
+                keys: links.clone(),
+                workspaces: links.clone(),
+                programs,
+            });
+            sessions.set_own(links);
+            Self {
+                auth: Auth::new(store.clone()),
+                library,
+                sandbox: Walls::new(sandbox),
+                sessions,
+                metrics: Metrics::default(),
+                rate: Buckets::new(config.rate.per_second.into(), config.rate.burst.into()),
+                started: Instant::now(),
+                listeners: Listeners::default(),
+                stopping: CancellationToken::new(),
+                audit: AuditQueue::start(store.clone()),
+                home,
+                config,
+                store,
+            }
         }))
     }
 
-    /// How many sessions are active.
-    pub async fn active_sessions(&self) -> u64 {
-        0
+    /// Ends a token: its requests, its streams, what it lends.
+    pub async fn revoke_token(&self, token: &TokenId) -> Result<()> {
+        self.auth.revoke(token).await?;
+        self.sessions.token_gone(token);
+        Ok(())
     }
-
-    /// Looks at what the sandbox driver can do here.
-    pub async fn look_at_sandbox(&self) {}
-
-    /// Ends every session's turn and agent.
-    pub async fn finish_sessions(&self) {}
 
     /// Writes an audit entry behind the answer it belongs to.
     pub async fn audit_soon(&self, entry: AuditEntry) {
@@ -93,6 +127,18 @@ impl App {
         self.audit_settled().await;
         self.store.close().await;
     }
+}
+
+/// Our own programs: beside this one, where a build and a package put them.
+fn programs() -> Programs {
+    let own = std::env::current_exe().ok();
+    let beside = own.as_deref().and_then(Path::parent);
+    let places: Vec<_> = beside.into_iter().flat_map(|dir| [Some(dir), dir.parent()]).flatten().collect();
+    let find = |name: &str| {
+        let found = places.iter().map(|dir| dir.join(name)).find(|path| path.is_file());
+        found.unwrap_or_else(|| beside.unwrap_or(Path::new("/usr/local/bin")).join(name))
+    };
+    Programs { client: find("oubliette-client"), agent: find("oubliette-agent") }
 }
 
 /// Audit entries of actions that come by the thousand, written as fast as the store takes them.

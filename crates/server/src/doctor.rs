@@ -16,18 +16,14 @@ fn check(name: &str, ok: bool, detail: impl Into<String>, remedy: Option<&str>) 
 /// Looks at home, store, sandbox, definitions, providers and programs.
 pub async fn examine(app: &App) -> Value {
     let mut checks = vec![home(app), store(app).await];
-    match app.sandbox.report() {
-        Some(report) => {
-            checks.push(check(
-                "sandbox",
-                report.ok,
-                format!("driver {}, isolation {}", report.driver, report.level),
-                Some("see the checks below, or lower [sandbox] minimum in oubliette.toml"),
-            ));
-            checks.extend(report.checks.iter().map(|c| json!(c)));
-        }
-        None => checks.push(check("sandbox", false, "not looked at yet", Some("try again in a moment"))),
-    }
+    let report = app.sandbox.look().await;
+    checks.push(check(
+        "sandbox",
+        report.ok,
+        format!("driver {}, isolation {}", report.driver, report.level),
+        Some("see the checks below, or lower [sandbox] minimum in oubliette.toml"),
+    ));
+    checks.extend(report.checks.iter().map(|c| json!(c)));
     checks.extend(definitions(app));
     checks.extend(app.config.providers.iter().map(|p| {
         let keyed = p.api_key.is_some() || p.api_key_env.is_none();

@@ -11,6 +11,7 @@
 //! - [`auth`]: who asks; the only maker of a `Grant`.
 //! - [`actions`]: everything that can be asked for, and the one place that performs it.
 //! - [`workspace`]: files and git, with nothing in a workspace trusted.
+//! - [`links`]: what sessions ask of the server.
 //! - [`presence`]: what says that a caller is there. [`walls`]: the sandbox driver.
 //! - [`metrics`], [`doctor`]: how it is doing.
 //! - [`first_run`]: what a new home holds. [`cli`]: the commands.
@@ -26,6 +27,7 @@ pub mod doctor;
 pub mod doors;
 pub mod first_run;
 pub mod lifecycle;
+pub mod links;
 pub mod logging;
 pub mod metrics;
 pub mod presence;

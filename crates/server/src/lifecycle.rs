@@ -69,7 +69,7 @@ impl Running {
         self.app.stopping.cancel();
         self.open.close();
         let finished = async {
-            tokio::join!(self.app.finish_sessions(), self.open.wait());
+            tokio::join!(self.app.sessions.shutdown(), self.open.wait());
         };
         if tokio::time::timeout(FINISH, finished).await.is_err() {
             tracing::warn!("some requests did not end in time");
@@ -96,6 +96,7 @@ pub async fn start(serve: Serve) -> Result<Running> {
     let address = listener.local_addr().map_err(Error::internal)?;
     home.create()?;
     let app = App::open(home, config).await?;
+    app.sessions.recover().await?;
     let control = control::listen(&app.home.control_socket()).map_err(|e| {
         Error::unavailable(format!("cannot listen on {}: {e}", app.home.control_socket().display()))
     })?;
@@ -108,7 +109,13 @@ pub async fn start(serve: Serve) -> Result<Running> {
     tokio::spawn(doors.mcp.clone().reap());
     tokio::spawn({
         let app = app.clone();
-        async move { app.look_at_sandbox().await }
+        async move {
+            let report = app.sandbox.look().await;
+            match report.ok {
+                true => tracing::info!(driver = report.driver, isolation = %report.level, "sandbox"),
+                false => tracing::error!(driver = report.driver, "no sandbox can be started; `oubliette doctor` says why"),
+            }
+        }
     });
     tracing::info!(%address, tls = has_tls, home = %app.home.root().display(), "serving");
     Ok(Running { app, address, tls: has_tls, open })

@@ -11,7 +11,7 @@ pub fn start(config: &LogConfig) {
     let filter = std::env::var("RUST_LOG").ok().filter(|v| !v.is_empty());
     let filter = filter.unwrap_or_else(|| {
         // A dependency's own chatter about every session and request is not news of ours.
-        format!("{},rmcp=warn,hyper=warn,sqlx=warn", config.level)
+        format!("{},rmcp=error,hyper=warn,sqlx=warn", config.level)
     });
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

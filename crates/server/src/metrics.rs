@@ -21,7 +21,7 @@ struct Timed {
 /// What is measured at the moment of asking.
 #[derive(Debug, Default)]
 pub struct Gauges {
-    /// Active sessions.
+    /// Sessions in memory.
     pub sessions: u64,
     /// MCP sessions.
     pub mcp_sessions: u64,
@@ -65,7 +65,7 @@ impl Metrics {
         let rows = actions.iter().map(|(k, t)| (label(k), t.seconds));
         family("oubliette_action_seconds_total", "counter", "Time spent in actions.", rows.collect());
         let one = |value: f64| vec![(String::new(), value)];
-        family("oubliette_sessions_active", "gauge", "Active sessions.", one(gauges.sessions as f64));
+        family("oubliette_sessions_live", "gauge", "Sessions in memory.", one(gauges.sessions as f64));
         family("oubliette_mcp_sessions", "gauge", "Open MCP sessions.", one(gauges.mcp_sessions as f64));
         family("oubliette_streams", "gauge", "Open event streams.", one(gauges.streams as f64));
         family("oubliette_uptime_seconds", "gauge", "Seconds since the start.", one(gauges.uptime));
@@ -97,6 +97,6 @@ mod tests {
         let text = metrics.text(&Gauges { sessions: 3, ..Gauges::default() });
         assert!(text.contains("oubliette_http_requests_total{door=\"mcp\",status=\"200\"} 2\n"), "{text}");
         assert!(text.contains("oubliette_actions_total{action=\"project_list\",outcome=\"not_found\"} 1\n"));
-        assert!(text.contains("oubliette_sessions_active 3\n"));
+        assert!(text.contains("oubliette_sessions_live 3\n"));
     }
 }

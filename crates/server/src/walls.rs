@@ -1,28 +1,34 @@
 //! The sandbox driver: looked at in the background, so that the server is up meanwhile.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use oubliette_sandbox::{Level, Report};
+use oubliette_sandbox::{Level, Report, Sandbox};
 
-/// What is known of the sandbox driver.
-#[derive(Debug, Default)]
+/// The sandbox driver and what is known of it.
 pub struct Walls {
+    driver: Arc<dyn Sandbox>,
     report: OnceLock<Report>,
 }
 
 impl Walls {
-    /// Keeps what the driver found.
-    pub fn found(&self, report: Report) {
-        let _ = self.report.set(report);
+    /// Around a driver that was not looked at yet.
+    pub fn new(driver: Arc<dyn Sandbox>) -> Self {
+        Self { driver, report: OnceLock::new() }
     }
 
-    /// What the driver found, once it has.
+    /// Looks at what the driver can do here, once.
+    pub async fn look(&self) -> &Report {
+        let report = self.driver.probe().await;
+        self.report.get_or_init(|| report)
+    }
+
+    /// What was found, if it was looked at.
     pub fn report(&self) -> Option<&Report> {
         self.report.get()
     }
 
     /// The level sandboxes reach.
-    pub fn level(&self) -> Option<Level> {
-        self.report().map(|r| r.level)
+    pub fn level(&self) -> Level {
+        self.report().map_or_else(|| self.driver.level(), |report| report.level)
     }
 }

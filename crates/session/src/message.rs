@@ -27,6 +27,16 @@ const TITLE: usize = 80;
 impl Sessions {
     /// Sends a message to a session, starting one if none is named.
     pub async fn message(&self, request: MessageRequest) -> Result<MessageReply> {
+        self.message_told(request, None).await
+    }
+
+    /// The same, telling which session it is before the message is delivered: whoever waits for the turn
+    /// can follow its events meanwhile.
+    pub async fn message_told(
+        &self,
+        request: MessageRequest,
+        told: Option<oneshot::Sender<SessionId>>,
+    ) -> Result<MessageReply> {
         if request.message.trim().is_empty() {
             return Err(Error::invalid("message is empty"));
         }
@@ -42,6 +52,9 @@ impl Sessions {
             Some(id) => self.known(&request, id).await?,
             None => self.begin(&request).await?,
         };
+        if let Some(told) = told {
+            let _ = told.send(live.row.session_id.clone());
+        }
         // From here on the caller is there: it has a request open. Being dropped means it broke that off.
         let hold = self.present(&request, &live);
         let reply = self.deliver(request, &live).await;

@@ -1,6 +1,9 @@
 //! One call of an action: who, from where, and what it may reach.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicI64, Ordering},
+};
 
 use oubliette_protocol::{Error, ProjectId, Result, SessionId, WorkspaceId, event::Event};
 use oubliette_store::{Page, ProjectFilter, ProjectRow, WorkspaceRow};
@@ -33,8 +36,19 @@ pub struct Outside {
 pub struct Inside {
     /// Whose socket it came on.
     pub session: SessionId,
+    /// By what right.
+    pub reason: Reason,
     /// Cancelled when the agent gives the call up.
     pub gone: CancellationToken,
+}
+
+/// By what right an agent calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// A base tool: every agent has those.
+    Base,
+    /// A key it showed.
+    Key,
 }
 
 /// Takes events while a call runs.
@@ -76,11 +90,25 @@ pub struct Call<'a> {
     /// From where.
     pub origin: &'a Origin,
     project: OnceLock<ProjectId>,
+    streamed: AtomicI64,
 }
+
+/// Nothing was streamed.
+const NOTHING: i64 = i64::MIN;
 
 impl<'a> Call<'a> {
     pub(super) fn new(app: &'a Arc<App>, grant: &'a Grant, origin: &'a Origin) -> Self {
-        Self { app, grant, origin, project: OnceLock::new() }
+        Self { app, grant, origin, project: OnceLock::new(), streamed: AtomicI64::new(NOTHING) }
+    }
+
+    /// An event was streamed while the call runs.
+    pub(super) fn streamed(&self, index: i64) {
+        self.streamed.store(index, Ordering::Relaxed);
+    }
+
+    /// The last event that was.
+    pub(super) fn streamed_until(&self) -> Option<i64> {
+        Some(self.streamed.load(Ordering::Relaxed)).filter(|index| *index != NOTHING)
     }
 
     /// The project acted in, for the audit log.

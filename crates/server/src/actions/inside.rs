@@ -35,7 +35,25 @@ pub async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()
             used.tool(&put.id)
         }
         Action::CatalogDelete(delete) => Used::of(app, session).await?.tool(&delete.id),
+        Action::SessionSwitchAgent(switch) => {
+            let tree = Tree::of(app, session).await?;
+            match tree.holds(app, &switch.session_id).await? {
+                true => Err(denied("session_switch_agent of a session of its own tree changes what runs there")),
+                false => Ok(()),
+            }
+        }
+        Action::ToolCall(call) => above(app, session, &call.session_id, "tool_call").await,
+        Action::ToolServerRestart(restart) => above(app, session, &restart.session_id, "tool_server_restart").await,
         Action::WorkspaceCreate(_)
+        | Action::SessionMessage(_)
+        | Action::SessionCancel(_)
+        | Action::SessionEnd(_)
+        | Action::SessionGet(_)
+        | Action::SessionList(_)
+        | Action::SessionEvents(_)
+        | Action::CallerToolResponse(_)
+        | Action::ToolListing(_)
+        | Action::DebuggerEvents(_)
         | Action::ProjectList(_)
         | Action::ProjectGet(_)
         | Action::ProjectDelete(_)
@@ -134,6 +152,34 @@ fn definition(definition: &Value) -> Result<()> {
     let shown = [definition.get("read_only"), definition.pointer("/runtime/read_only")];
     if shown.into_iter().flatten().any(|paths| paths.as_array().is_none_or(|p| !p.is_empty())) {
         return Err(denied("read_only shows a sandbox the host's files"));
+    }
+    Ok(())
+}
+
+/// A session with all that stand above it and below the same root.
+struct Tree {
+    root: Option<SessionId>,
+}
+
+impl Tree {
+    async fn of(app: &App, session: &SessionId) -> Result<Self> {
+        Ok(Self { root: app.store.session_get(session).await?.map(|row| row.root_id) })
+    }
+
+    async fn holds(&self, app: &App, other: &SessionId) -> Result<bool> {
+        let row = app.store.session_get(other).await?;
+        Ok(row.is_some_and(|row| Some(row.root_id) == self.root))
+    }
+}
+
+/// A session may not act through the tools of one that stands above it.
+async fn above(app: &App, session: &SessionId, target: &SessionId, what: &str) -> Result<()> {
+    let mut next = app.store.session_get(session).await?.and_then(|row| row.parent_id);
+    while let Some(id) = next {
+        if id == *target {
+            return Err(denied(&format!("{what} in a session above its own lends it that session's tools")));
+        }
+        next = app.store.session_get(&id).await?.and_then(|row| row.parent_id);
     }
     Ok(())
 }

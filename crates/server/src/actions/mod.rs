@@ -66,6 +66,10 @@ macro_rules! actions {
 actions! {
     project: ProjectCreate, ProjectUpdate, ProjectList, ProjectGet, ProjectDelete;
     workspace: WorkspaceCreate, WorkspaceList, WorkspaceDelete, WorkspaceDiff;
+    session: SessionMessage, SessionCancel, SessionEnd, SessionGet, SessionList, SessionEvents, SessionSwitchAgent;
+    caller: CallerToolResponse;
+    tool: ToolListing, ToolCall, ToolServerRestart;
+    debugger: DebuggerEvents;
     agent: AgentList, AgentGet, AgentPut, AgentDelete;
     catalog: CatalogList, CatalogGet, CatalogPut, CatalogDelete;
     token: TokenCreate, TokenList, TokenRevoke;

@@ -400,7 +400,7 @@ impl Tool for ProjectDelete {
                 break;
             }
             for token in tokens.items {
-                app.auth.revoke(&token.token_id).await?;
+                app.revoke_token(&token.token_id).await?;
             }
         }
         workspace::remove_project(app, &row.project_id).await;

@@ -31,7 +31,7 @@ impl Tool for ServerInfo {
             "name": "oubliette",
             "version": env!("CARGO_PKG_VERSION"),
             "driver": config.sandbox.driver,
-            "isolation": app.sandbox.level().map(|level| level.as_str()),
+            "isolation": app.sandbox.level().as_str(),
             "limits": {
                 "memory_mb": config.sandbox.memory_mb,
                 "cpus": config.sandbox.cpus,

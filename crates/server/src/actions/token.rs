@@ -141,7 +141,7 @@ impl Tool for TokenRevoke {
         if let Some(project) = &row.project_id {
             call.note_project(project);
         }
-        call.app.auth.revoke(&self.token_id).await?;
+        call.app.revoke_token(&self.token_id).await?;
         Ok(json!({ "token_id": self.token_id, "revoked": true }))
     }
 }

@@ -149,6 +149,31 @@ impl Auth {
         Ok(revoked)
     }
 
+    /// Ends every key of a session.
+    pub async fn revoke_of_session(&self, session: &SessionId) -> Result<()> {
+        if self.store.tokens_revoke_of_session(session).await? > 0 {
+            self.revocations.send_modify(|n| *n += 1);
+        }
+        Ok(())
+    }
+
+    /// The grant of a principal that was let in before, asked for again: its token may have ended since.
+    pub async fn again(&self, principal: &Principal) -> Result<Grant> {
+        match &principal.token_id {
+            Some(id) => grant(self.store.token_get(id).await?, Via::Token),
+            // Without a token there is only the owner, or an agent by its base tools: never more than it was.
+            None => Ok(Grant::new(principal.clone(), None, Via::Owner)),
+        }
+    }
+
+    /// What every agent may do without a key: act in its session's own project.
+    pub async fn base(&self, session: &SessionId) -> Result<Grant> {
+        let row = self.store.session_get(session).await?;
+        let row = row.ok_or_else(|| Error::unavailable("this session is no longer there"))?;
+        let principal = Principal { token_id: None, scope: Scope::Write, project: Some(row.project_id) };
+        Ok(Grant::new(principal, None, Via::Token))
+    }
+
     /// Ends when the grant does: revoked, expired, or its token deleted. A stream that outlives the
     /// request it began with waits for this beside its events.
     pub async fn ended(&self, grant: &Grant) {

@@ -6,7 +6,9 @@ use std::{net::SocketAddr, path::{Path, PathBuf}, time::Duration};
 
 use oubliette_egress::{AuthStyle, Provider};
 use oubliette_protocol::{CatalogId, Error, Result, agent::env_name, duration::Span};
-use oubliette_sandbox::Level;
+use oubliette_sandbox::{Level, Limits};
+use oubliette_session::{Rules, SessionConfig};
+use oubliette_tools::{Trust, TrustTable};
 use secrecy::SecretString;
 
 use raw::RawConfig;
@@ -226,6 +228,42 @@ impl Config {
     }
 }
 
+impl Config {
+    /// What sessions need of it.
+    pub fn sessions(&self) -> SessionConfig {
+        let rules = Rules { timeout: self.relay.caller_timeout, grace: self.relay.reconnect_grace, ..Rules::default() };
+        SessionConfig {
+            relay: rules,
+            drain_timeout: self.drain_timeout,
+            turn_timeout: self.session.turn_timeout,
+            idle_sleep: self.session.idle_sleep,
+            max_depth: self.session.max_depth,
+            max_sessions: self.session.max_sessions,
+            limits: Limits {
+                memory_mb: Some(self.sandbox.memory_mb),
+                cpus: Some(self.sandbox.cpus),
+                pids: Some(self.sandbox.pids),
+                workspace_mb: Some(self.sandbox.workspace_mb),
+                ..Limits::default()
+            },
+            ..SessionConfig::default()
+        }
+    }
+}
+
+impl TrustConfig {
+    /// With the home it never reaches.
+    pub fn resolve(&self, home: &Path) -> Trust {
+        let table = TrustTable {
+            read_only: self.read_only.clone(),
+            host_tools: self.host_tools.clone(),
+            env: self.env.clone(),
+            host_network: self.host_network,
+        };
+        table.resolve(home)
+    }
+}
+
 /// `ADDR:PORT`, also `:8080` and `localhost:8080`.
 pub fn parse_listen(text: &str) -> Result<SocketAddr> {
     let bad = || {
@@ -255,11 +293,10 @@ fn sandbox(raw: raw::RawSandbox) -> Result<SandboxConfig> {
     let minimum = match raw.minimum.as_deref() {
         None | Some("namespaces") => Level::Namespaces,
         Some("landlock") => Level::Landlock,
-        Some("none") => Level::None,
         Some(other) => {
             return Err(at(
                 "sandbox.minimum",
-                format!("{other:?}: use \"namespaces\", \"landlock\" or \"none\""),
+                format!("{other:?}: use \"namespaces\" or \"landlock\""),
             ));
         }
     };

@@ -186,7 +186,7 @@ async fn metrics(State(doors): State<Doors>, request: Request) -> Response {
 impl Doors {
     async fn gauges(&self) -> crate::metrics::Gauges {
         crate::metrics::Gauges {
-            sessions: self.app.active_sessions().await,
+            sessions: self.app.sessions.count_in_memory() as u64,
             mcp_sessions: self.app.listeners.len() as u64,
             streams: self.app.listeners.streams() as u64,
             uptime: self.app.started.elapsed().as_secs_f64(),

@@ -5,7 +5,7 @@
 //! - [`http`]: the router, and what every request passes first: its id, Host and Origin, the log.
 //! - [`access`]: who asks: bearer, cookie or the control socket, and how often.
 //! - [`mcp`]: `/mcp`. [`rest`]: `/api`. [`sse`]: event streams. [`files`]: workspaces' files.
-//! - [`console`]: `/`. [`control`]: the socket that commands use.
+//! - [`console`]: `/`. [`control`]: the socket that commands use. [`relay`]: the sockets in sandboxes.
 //! - [`body`], [`host`], [`reply`]: the small parts they share.
 
 pub mod access;
@@ -18,6 +18,7 @@ pub mod http;
 pub mod mcp;
 pub mod net;
 pub mod openapi;
+pub mod relay;
 pub mod reply;
 pub mod rest;
 pub mod sse;

@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use oubliette_protocol::{Error, Object, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tracing::Instrument as _;
 
 use super::{Door, access::{self, Takes}, body::{self, BodyError}, http::Doors, openapi, reply};
 use crate::{actions::{self, Origin, Outside}, auth::{LoginError, expose}};
@@ -38,11 +39,15 @@ pub async fn tool(
             access::confirmed(&grant, &headers)?;
         }
         let arguments = object(&headers, body).await?;
-        // Dropped with this future when the client goes away: hyper lets go of it then.
+        // When the client goes away this future is dropped, and the guard says so. The action itself runs in a
+        // task of its own: what was begun is finished.
         let gone = tokio_util::sync::CancellationToken::new();
         let _leaving = gone.clone().drop_guard();
         let origin = Origin::Outside(Outside { gone, ..Outside::default() });
-        Ok::<_, Refusal>(actions::perform(&doors.app, &grant, &name, arguments, &origin).await?)
+        let (app, grant, span) = (doors.app.clone(), grant.clone(), tracing::Span::current());
+        let work = async move { actions::perform(&app, &grant, definition.name, arguments, &origin).await };
+        let done = tokio::spawn(work.instrument(span)).await;
+        Ok::<_, Refusal>(done.map_err(Error::internal)??)
     };
     match answer.await {
         Ok(value) => reply::json(StatusCode::OK, &value),

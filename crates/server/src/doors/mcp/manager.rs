@@ -95,7 +95,7 @@ impl SessionManager for Manager {
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         if self.app.listeners.close(id).is_some() {
-            crate::presence::mcp_session_closed(&self.app, id);
+            self.app.sessions.mcp_session_closed(id);
         }
         self.inner.close_session(id).await
     }

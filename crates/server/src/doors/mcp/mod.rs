@@ -105,6 +105,7 @@ pub async fn serve(State(doors): State<Doors>, Extension(door): Extension<Door>,
         return refused;
     }
     parts.extensions.insert(grant.clone());
+    let method = parts.method.clone();
     let answer = doors.mcp.service.handle(http::Request::from_parts(parts, Full::new(body))).await;
     if answer.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE && !says_content_type(&answer) {
         return rpc_error(StatusCode::BAD_REQUEST, -32600, "this is not a JSON-RPC message of MCP");
@@ -114,7 +115,12 @@ pub async fn serve(State(doors): State<Doors>, Extension(door): Extension<Door>,
             doors.mcp.manager.end(&idle).await;
         }
     }
-    answer.map(Body::new).into_response()
+    let mut answer = answer.map(Body::new).into_response();
+    if method == Method::DELETE && answer.status() == StatusCode::ACCEPTED {
+        // Clients take 200 and 204 for done, and 202 for a failure.
+        *answer.status_mut() = StatusCode::NO_CONTENT;
+    }
+    answer
 }
 
 /// Whether a body is one JSON value and not a batch.

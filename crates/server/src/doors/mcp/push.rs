@@ -4,10 +4,11 @@
 //! and the HTTP connection asks it for the next frame when it can take one, so a client that does not
 //! read costs nobody anything. Dropping the stream is how a client's leaving is seen.
 
-use std::{collections::{HashMap, VecDeque}, pin::Pin, sync::Arc, task::{Context, Poll}};
+use std::{collections::{HashSet, VecDeque}, pin::Pin, sync::Arc, task::{Context, Poll}};
 
 use futures::{Stream, StreamExt as _, future::BoxFuture, stream::{BoxStream, SelectAll}};
-use oubliette_protocol::{Result, event::{Event, EventBody, LOGGER, Status}};
+use oubliette_protocol::{Result, event::{Event, LOGGER}};
+use oubliette_session::PresenceKey;
 use parking_lot::Mutex;
 use rmcp::{
     model::{ResourceUpdatedNotification, ResourceUpdatedNotificationParam, ServerJsonRpcMessage, ServerNotification},
@@ -15,8 +16,8 @@ use rmcp::{
 };
 use tokio::sync::watch;
 
-use super::listeners::{Listener, Open};
-use crate::app::App;
+use super::listeners::{Listener, Log, Open};
+use crate::{app::App, presence::Held};
 
 /// Most places named in one frame's id. Others are replayed from where they were last messaged.
 const MOST_PLACES: usize = 32;
@@ -86,10 +87,13 @@ struct Puller {
     resumed: Places,
     places: Places,
     followed: SelectAll<Followed>,
-    /// Which logs are followed now, and with which presence.
-    attached: HashMap<usize, crate::presence::Held>,
+    /// Which logs are followed now.
+    attached: HashSet<usize>,
     ready: VecDeque<ServerSseMessage>,
     ended: BoxFuture<'static, ()>,
+    /// Set until the requests that are open already were looked for.
+    returning: Option<PresenceKey>,
+    _held: Held,
     _open: Open,
 }
 
@@ -107,15 +111,18 @@ pub fn frames(app: Arc<App>, listener: Arc<Listener>, resumed: Places) -> impl S
         Some(grant) => Box::pin(async move { auth.ended(&grant).await }),
         None => Box::pin(std::future::pending()),
     };
+    let key = Held::mcp_key(listener.owner(), &listener.id);
     let puller = Puller {
         stream: listener.stream_opened(),
         changes: listener.changes(),
         places: resumed.clone(),
         resumed,
         followed: SelectAll::new(),
-        attached: HashMap::new(),
+        attached: HashSet::new(),
         ready: VecDeque::new(),
         ended,
+        _held: Held::stream(&app, key.clone()),
+        returning: Some(key),
         _open: listener.hold(),
         app,
         listener,
@@ -133,6 +140,10 @@ impl Puller {
                 return Some(frame);
             }
             self.changes.mark_unchanged();
+            if let Some(key) = self.returning.take() {
+                self.deliver_again(&key).await;
+                continue;
+            }
             self.attach();
             let speaking = self.listener.is_newest(self.stream) && !self.followed.is_empty();
             tokio::select! {
@@ -152,18 +163,38 @@ impl Puller {
         }
     }
 
+    /// Requests that still wait for this caller and lie before the place it comes back to.
+    async fn deliver_again(&mut self, key: &PresenceKey) {
+        let logs = self.listener.logs();
+        let Ok(open) = self.app.sessions.open_requests(key).await else { return };
+        for event in open {
+            let Some((number, log)) = logs.iter().enumerate().find(|(_, log)| log.session == event.session_id) else {
+                continue;
+            };
+            if event.index <= self.since(number, log)
+                && let Ok(notification) = notification(&event)
+            {
+                // Without an id of its own: it does not move the place the client is at.
+                self.ready.push_back(ServerSseMessage::from_message(ServerJsonRpcMessage::notification(notification)));
+            }
+        }
+    }
+
+    /// The index a log is followed after. Where the client was is said once: a log that is followed again
+    /// goes on where this stream was.
+    fn since(&self, number: usize, log: &Log) -> i64 {
+        self.places.of(number).or_else(|| self.resumed.of(number)).unwrap_or(log.from)
+    }
+
     /// Follows every log that is heard and not followed yet.
     fn attach(&mut self) {
         for (number, log) in self.listener.logs().into_iter().enumerate() {
-            if self.attached.contains_key(&number) || !(log.events || log.signs) {
+            if self.attached.contains(&number) || !(log.events || log.signs) {
                 continue;
             }
-            // Where it was is said once: a log that is followed again goes on where this stream was.
-            let since = self.places.of(number).or_else(|| self.resumed.of(number)).unwrap_or(log.from);
-            let follow = self.app.store.events().follow(&log.session, since);
+            let follow = self.app.store.events().follow(&log.session, self.since(number, &log));
             self.followed.push(follow.map(move |item| (number, item)).boxed());
-            let held = crate::presence::Held::stream(&self.app, &self.listener, &log.session);
-            self.attached.insert(number, held);
+            self.attached.insert(number);
         }
     }
 
@@ -186,11 +217,6 @@ impl Puller {
         let message = ServerJsonRpcMessage::notification(notification);
         self.ready.push_back(ServerSseMessage::new(self.places.to_string(), message));
     }
-}
-
-/// Whether a log has nothing more to say until somebody messages its session again.
-pub fn is_last(event: &Event) -> bool {
-    matches!(event.body, EventBody::Status { status: Status::Ended, .. })
 }
 
 /// A stream that may be shared between threads although its state may not: it is only ever polled by

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt as _, stream::SelectAll};
 use oubliette_protocol::{Error, ErrorCode, SessionId};
+use oubliette_session::Kind;
 use oubliette_store::{Page, SessionFilter, SessionRow};
 use rmcp::{
     ErrorData,
@@ -15,7 +16,7 @@ use rmcp::{
 use serde_json::json;
 
 use super::push::uri;
-use crate::{app::App, auth::Grant};
+use crate::{app::App, auth::Grant, presence::Held};
 
 /// The most of a log that one read gives, in bytes of JSON.
 const MOST_BYTES: usize = 8 * 1024 * 1024;
@@ -102,7 +103,7 @@ pub async fn listen(app: &Arc<App>, grant: &Grant, subscription: SubscriptionCon
     let mut held = Vec::new();
     for uri in uris {
         let (id, last) = find(app, grant, &uri).await?;
-        held.push(crate::presence::Held::listen(app, grant, &id));
+        held.push(Held::request(app, grant, &id, None, Kind::Stream));
         let changes = app.store.events().follow(&id, last).map(move |_| uri.clone());
         followed.push(changes.boxed());
     }
@@ -110,7 +111,7 @@ pub async fn listen(app: &Arc<App>, grant: &Grant, subscription: SubscriptionCon
         tokio::select! {
             () = subscription.cancelled() => return Ok(()),
             () = app.stopping.cancelled() => {
-                held.into_iter().for_each(crate::presence::Held::answered);
+                held.into_iter().for_each(Held::answered);
                 return Ok(());
             }
             () = app.auth.ended(grant) => return Ok(()),

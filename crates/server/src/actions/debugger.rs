@@ -1,0 +1,76 @@
+//! The debugger: context builds, tool calls, blocks, health.
+
+use std::time::Duration;
+
+use oubliette_protocol::{Error, Result, Scope, SessionId, Slug};
+use oubliette_store::DebugFilter;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Call, Effect, Tool};
+
+/// `debugger_events`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DebuggerEvents {
+    /// Only of this session.
+    #[serde(default)]
+    pub session_id: Option<SessionId>,
+    /// Only of this agent.
+    #[serde(default)]
+    pub agent: Option<Slug>,
+    /// Only of these kinds.
+    #[serde(default)]
+    pub kinds: Option<Vec<String>>,
+    /// After this index; -1 is from the first.
+    #[serde(default)]
+    pub since_index: Option<i64>,
+    /// At most so many (1 to 1000, default 100).
+    #[serde(default)]
+    pub max_events: Option<u32>,
+    /// Wait so long for the first one (0 to 50000 ms, default 0).
+    #[serde(default)]
+    pub wait_ms: Option<u32>,
+}
+
+impl Tool for DebuggerEvents {
+    const NAME: &'static str = "debugger_events";
+    const DESCRIPTION: &'static str =
+        "Read what happened behind the scenes: context builds and teardowns, tool calls and blocks, health changes.";
+    const SCOPE: Scope = Scope::Read;
+    const EFFECT: Effect = Effect::Read;
+
+    async fn run(self, call: &Call<'_>) -> Result<Value> {
+        let max = self.max_events.unwrap_or(100);
+        let wait = self.wait_ms.unwrap_or(0);
+        if !(1..=1000).contains(&max) {
+            return Err(Error::invalid("max_events must be 1 to 1000"));
+        }
+        if wait > 50_000 {
+            return Err(Error::invalid("wait_ms must be at most 50000"));
+        }
+        if let Some(id) = &self.session_id {
+            let row = call.app.store.session_get(id).await?.filter(|row| call.grant.principal().sees(&row.project_id));
+            row.ok_or_else(|| Error::not_found(format!("there is no session {id}")))?;
+        }
+        let filter = DebugFilter {
+            session: self.session_id,
+            agent: self.agent,
+            kinds: self.kinds,
+            project: call.grant.project().cloned(),
+        };
+        let since = self.since_index.unwrap_or(-1);
+        let log = call.app.store.debugger();
+        // What was recorded before the question is in the answer.
+        log.flush().await;
+        let poll = log.poll(&filter, since.max(-1), max as usize, Duration::from_millis(wait.into()));
+        let events = tokio::select! {
+            events = poll => events?,
+            () = call.origin.gone().cancelled() => return Err(Error::unavailable("the client left")),
+            () = call.app.stopping.cancelled() => return Err(Error::unavailable("the server is stopping; ask again")),
+        };
+        let last_index = events.last().map_or(since, |event| event.index);
+        Ok(json!({ "events": events, "last_index": last_index }))
+    }
+}

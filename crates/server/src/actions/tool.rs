@@ -1,0 +1,111 @@
+//! The tools of a session, as its agent has them.
+
+use std::borrow::Cow;
+
+use oubliette_protocol::{CatalogId, Error, Result, Scope, SessionId, Slug, tool::arguments_object};
+use oubliette_tools::{CallContext, preview};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Call, Effect, Tool};
+
+/// `tool_list`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ToolListing {
+    /// Of this session, with every server's light.
+    #[serde(default)]
+    pub session_id: Option<SessionId>,
+    /// Of this agent, as far as is known without starting it.
+    #[serde(default)]
+    pub agent: Option<Slug>,
+}
+
+/// `tool_call`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ToolCall {
+    /// In which session.
+    pub session_id: SessionId,
+    /// Any of the tool's names.
+    pub tool: String,
+    /// Its arguments.
+    #[serde(default)]
+    #[schemars(with = "Option<serde_json::Map<String, Value>>")]
+    pub arguments: Option<Value>,
+}
+
+/// `tool_server_restart`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ToolServerRestart {
+    /// In which session.
+    pub session_id: SessionId,
+    /// The server's catalog id.
+    pub server: CatalogId,
+}
+
+impl Tool for ToolListing {
+    const NAME: &'static str = "tool_list";
+    const DESCRIPTION: &'static str =
+        "List a session's or an agent's tools: names, source, whether allowed and available and why, and every tool server's light.";
+    const SCOPE: Scope = Scope::Read;
+    const EFFECT: Effect = Effect::Read;
+
+    async fn run(self, call: &Call<'_>) -> Result<Value> {
+        let list = match (&self.session_id, &self.agent) {
+            (Some(session), None) => call.app.sessions.tool_list(call.grant.principal(), session).await?,
+            (None, Some(agent)) => {
+                let entry = call.app.library.agent(agent)?;
+                let catalog = call.app.library.catalog();
+                let uses = entry.definition.tools.uses.iter().filter_map(|id| catalog.get(id));
+                let tools: Vec<_> = uses.map(|tool| tool.definition.clone()).collect();
+                preview(&entry.definition, &tools)
+            }
+            _ => return Err(Error::invalid("give session_id or agent, one of them")),
+        };
+        serde_json::to_value(list).map_err(Error::internal)
+    }
+}
+
+impl Tool for ToolCall {
+    const NAME: &'static str = "tool_call";
+    const DESCRIPTION: &'static str = "Call a tool of a session through the same gate as its agent. Oubliette's own tools \
+        run under your token; a caller's tools need the token that lent them, or admin.";
+    const SCOPE: Scope = Scope::Write;
+    const EFFECT: Effect = Effect::Stream;
+
+    fn target(&self) -> Option<Cow<'_, str>> {
+        let tool: String = self.tool.chars().take(100).collect();
+        Some(format!("{} {tool}", self.session_id).into())
+    }
+
+    async fn run(self, call: &Call<'_>) -> Result<Value> {
+        let arguments = arguments_object(self.arguments)?;
+        let context = CallContext {
+            cancel: call.origin.gone().clone(),
+            progress: None,
+            turn: call.app.sessions.current_turn(&self.session_id),
+        };
+        let sessions = &call.app.sessions;
+        let result = sessions.tool_call(call.grant.principal(), &self.session_id, self.tool, arguments, context).await?;
+        serde_json::to_value(result).map_err(Error::internal)
+    }
+}
+
+impl Tool for ToolServerRestart {
+    const NAME: &'static str = "tool_server_restart";
+    const DESCRIPTION: &'static str = "Restart one tool server of a session.";
+    const SCOPE: Scope = Scope::Write;
+    const EFFECT: Effect = Effect::Set;
+
+    fn target(&self) -> Option<Cow<'_, str>> {
+        Some(format!("{} {}", self.session_id, self.server).into())
+    }
+
+    async fn run(self, call: &Call<'_>) -> Result<Value> {
+        call.app.sessions.tool_server_restart(call.grant.principal(), &self.session_id, &self.server).await?;
+        Ok(json!({ "session_id": self.session_id, "server": self.server, "restarted": true }))
+    }
+}
