@@ -57,7 +57,13 @@ pub(crate) async fn run<K: Keeper>(
     let mut usage = Total::default();
     for _ in 0..config.max_iterations {
         context::keep_bounded(memory, config.context_chars).await?;
-        let names = Names::new(turn.tools().list().await);
+        let Some(listed) = turn.unless_cancelled(turn.tools().list()).await else {
+            return Ok(Outcome {
+                ended: Ended::Cancelled,
+                usage,
+            });
+        };
+        let names = Names::new(listed);
         let answer = match model.ask(turn, prompt, memory, &names).await? {
             Asked::Answered(answer) => answer,
             Asked::Cancelled { said } => {

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -44,12 +44,14 @@ struct Server {
     /// The process and the connection to it; another one when it died.
     link: tokio::sync::Mutex<RunningService<RoleClient, Watcher>>,
     listed: Mutex<Vec<Tool>>,
-    stale: Arc<AtomicBool>,
+    /// How often the list changed, and up to where it is known here.
+    changes: Arc<AtomicU64>,
+    seen: AtomicU64,
 }
 
 /// The client's side of a connection: it only wants to know when the list of tools changed.
 struct Watcher {
-    stale: Arc<AtomicBool>,
+    changes: Arc<AtomicU64>,
 }
 
 impl ClientHandler for Watcher {
@@ -60,7 +62,7 @@ impl ClientHandler for Watcher {
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
         // Listed again before the next request to the model, not here: a burst is one listing.
-        self.stale.store(true, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -121,15 +123,16 @@ impl Server {
     }
 
     async fn connect(spec: &McpServerStdio, cwd: &Path) -> Result<Self, String> {
-        let stale = Arc::new(AtomicBool::new(true));
-        let link = tokio::sync::Mutex::new(started(spec, cwd, stale.clone()).await?);
+        let changes = Arc::new(AtomicU64::new(1));
+        let link = tokio::sync::Mutex::new(started(spec, cwd, changes.clone()).await?);
         let (spec, cwd) = (spec.clone(), cwd.to_owned());
         let server = Self {
             spec,
             cwd,
             link,
             listed: Mutex::new(Vec::new()),
-            stale,
+            changes,
+            seen: AtomicU64::new(0),
         };
         server.refresh().await;
         Ok(server)
@@ -139,11 +142,11 @@ impl Server {
     async fn peer(&self) -> Result<Peer<RoleClient>, String> {
         let mut service = self.link.lock().await;
         if service.peer().is_transport_closed() {
-            let again = started(&self.spec, &self.cwd, self.stale.clone());
+            let again = started(&self.spec, &self.cwd, self.changes.clone());
             *service = tokio::time::timeout(STARTUP, again)
                 .await
                 .map_err(|_| "it does not start".to_owned())??;
-            self.stale.store(true, Ordering::Release);
+            self.changes.fetch_add(1, Ordering::AcqRel);
         }
         Ok(service.peer().clone())
     }
@@ -153,15 +156,17 @@ impl Server {
     async fn refresh(&self) {
         let listing = async {
             let peer = self.peer().await?;
-            if self.stale.swap(false, Ordering::AcqRel) {
-                let tools = peer.list_all_tools().await.map_err(|e| e.to_string())?;
-                *lock(&self.listed) = tools;
+            // Counted before the question: what changes while it is answered is asked for again. And
+            // noted after the answer: a listing broken off by a cancel is as if it had not been.
+            let changes = self.changes.load(Ordering::Acquire);
+            if self.seen.load(Ordering::Acquire) != changes {
+                *lock(&self.listed) = peer.list_all_tools().await.map_err(|e| e.to_string())?;
+                self.seen.store(changes, Ordering::Release);
             }
             Ok(())
         };
         let listed = tokio::time::timeout(STARTUP, listing).await;
         if let Err(why) = listed.unwrap_or_else(|_| Err("no answer".to_owned())) {
-            self.stale.store(true, Ordering::Release);
             eprintln!(
                 "oubliette-agent: the tools of {:?} could not be listed: {why}",
                 self.spec.name
@@ -172,9 +177,13 @@ impl Server {
     async fn call(&self, tool: &str, arguments: Object, cancel: &CancellationToken) -> CallResult {
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
-        let peer = match self.peer().await {
-            Ok(peer) => peer,
-            Err(why) => return self.gone(tool, &why),
+        let peer = tokio::select! {
+            biased;
+            () = cancel.cancelled() => return cancelled(tool),
+            peer = self.peer() => match peer {
+                Ok(peer) => peer,
+                Err(why) => return self.gone(tool, &why),
+            },
         };
         let options = PeerRequestOptions::no_options();
         let mut handle = match peer.send_cancellable_request(request, options).await {
@@ -186,7 +195,7 @@ impl Server {
             () = cancel.cancelled() => {
                 // The server must hear of it: it may be holding a process or a caller for this call.
                 let _gone = handle.cancel(Some("the turn was cancelled".to_owned())).await;
-                return failed("cancelled", format!("the call of {tool} was cancelled with its turn"));
+                return cancelled(tool);
             }
             answer = &mut handle.rx => answer.unwrap_or(Err(ServiceError::TransportClosed)),
         };
@@ -238,7 +247,7 @@ impl Server {
 async fn started(
     spec: &McpServerStdio,
     cwd: &Path,
-    stale: Arc<AtomicBool>,
+    changes: Arc<AtomicU64>,
 ) -> Result<RunningService<RoleClient, Watcher>, String> {
     let mut command = Command::new(&spec.command);
     command
@@ -250,7 +259,14 @@ async fn started(
         command.current_dir(cwd);
     }
     let child = TokioChildProcess::new(command).map_err(|e| format!("{}: {e}", spec.command.display()))?;
-    Watcher { stale }.serve(child).await.map_err(|e| e.to_string())
+    Watcher { changes }.serve(child).await.map_err(|e| e.to_string())
+}
+
+fn cancelled(tool: &str) -> CallResult {
+    failed(
+        "cancelled",
+        format!("the call of {tool} was cancelled with its turn"),
+    )
 }
 
 fn failed(code: &str, message: String) -> CallResult {
