@@ -1,6 +1,6 @@
 //! A small MCP server on stdio for this crate's own tests, and the inner stage of the sandbox they run it in.
 
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::disallowed_methods)]
 
 use rmcp::ServiceExt;
 
@@ -24,9 +24,15 @@ fn serve() {
     if std::env::var_os("TOOL_SERVER_EXITS").is_some() {
         std::process::exit(3);
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
-        let service = server::ToolServer::default().serve(rmcp::transport::stdio()).await.unwrap();
+        let service = server::ToolServer::default()
+            .serve(rmcp::transport::stdio())
+            .await
+            .unwrap();
         service.waiting().await.unwrap();
     });
 }

@@ -14,7 +14,12 @@ use tokio_util::sync::CancellationToken;
 use upstream_support::{Bench, ask, at, object, raw, server::ToolServer, soon, tcp_server};
 
 async fn refused(upstream: &Upstream, tool: &str) -> oubliette_protocol::Error {
-    soon(tool, upstream.call(tool, object(json!({})), &CallContext::default())).await.unwrap_err()
+    soon(
+        tool,
+        upstream.call(tool, object(json!({})), &CallContext::default()),
+    )
+    .await
+    .unwrap_err()
 }
 
 /// A well-behaved server beside the one under test.
@@ -44,7 +49,11 @@ async fn one_that_hangs_times_out_and_is_told_to_stop() {
         }
     })
     .await;
-    let bench = Bench::new(at("tcp", address, json!({"timeouts":{"startupMs":15000,"requestMs":150}})));
+    let bench = Bench::new(at(
+        "tcp",
+        address,
+        json!({"timeouts":{"startupMs":15000,"requestMs":150}}),
+    ));
     let upstream = bench.up().await;
     let hanging = tokio::spawn({
         let upstream = upstream.clone();
@@ -56,7 +65,9 @@ async fn one_that_hangs_times_out_and_is_told_to_stop() {
     assert!(error.message.contains("150 ms"), "{}", error.message);
     assert!(soon("notifications/cancelled", told.recv()).await.unwrap());
     // A caller that is dropped is told of too.
-    let call = upstream.call("hang", object(json!({})), &CallContext::default()).await;
+    let call = upstream
+        .call("hang", object(json!({})), &CallContext::default())
+        .await;
     assert!(call.is_err());
     assert!(soon("notifications/cancelled", told.recv()).await.unwrap());
     assert_eq!(upstream.status().status, Light::Green);
@@ -69,10 +80,14 @@ async fn one_that_sends_a_hundred_megabytes_is_cut_off() {
         peer.greet(raw::tools(&["big"])).await;
         let call = peer.method("tools/call").await;
         if peer.number > 0 {
-            peer.answer(&call, json!({"content":[{"type":"text","text":"small"}]})).await;
+            peer.answer(&call, json!({"content":[{"type":"text","text":"small"}]}))
+                .await;
             return peer.drain().await;
         }
-        let start = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{"content":[{{"type":"text","text":""#, call["id"]);
+        let start = format!(
+            r#"{{"jsonrpc":"2.0","id":{},"result":{{"content":[{{"type":"text","text":""#,
+            call["id"]
+        );
         peer.write.write_all(start.as_bytes()).await.unwrap();
         let chunk = vec![b'x'; 1024 * 1024];
         for _ in 0..100 {
@@ -90,7 +105,11 @@ async fn one_that_sends_a_hundred_megabytes_is_cut_off() {
     assert_eq!(error.code, ErrorCode::Unavailable);
     assert!(error.message.contains("larger than 16 MiB"), "{}", error.message);
     assert_eq!(ask(&other, "echo", json!({"text":"x"})).await, "x");
-    assert_eq!(ask(&upstream, "big", json!({})).await, "small", "it is connected to again");
+    assert_eq!(
+        ask(&upstream, "big", json!({})).await,
+        "small",
+        "it is connected to again"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,9 +121,14 @@ async fn an_http_server_that_sends_a_hundred_megabytes_is_cut_off() {
             "initialize" => raw::hello(),
             "tools/list" => json!({"tools":raw::tools(&["big"])}),
             "tools/call" => {
-                let start = if kind == "text/event-stream" { "data: " } else { "{\"x\":\"" };
+                let start = if kind == "text/event-stream" {
+                    "data: "
+                } else {
+                    "{\"x\":\""
+                };
                 let flood = futures::stream::iter(std::iter::repeat_n("x".repeat(1 << 20), 100));
-                let chunks = futures::StreamExt::chain(futures::stream::once(async move { start.to_owned() }), flood);
+                let chunks =
+                    futures::StreamExt::chain(futures::stream::once(async move { start.to_owned() }), flood);
                 let chunks = futures::StreamExt::map(chunks, Ok::<_, std::io::Error>);
                 return ([(header::CONTENT_TYPE, kind)], Body::from_stream(chunks)).into_response();
             }
@@ -121,7 +145,11 @@ async fn an_http_server_that_sends_a_hundred_megabytes_is_cut_off() {
         let bench = Bench::new(at("http", format!("http://{address}/mcp"), json!({})));
         let upstream = bench.up().await;
         let error = refused(&upstream, "big").await;
-        assert!(error.message.contains("larger than 16 MiB"), "{kind}: {}", error.message);
+        assert!(
+            error.message.contains("larger than 16 MiB"),
+            "{kind}: {}",
+            error.message
+        );
     }
 }
 
@@ -139,7 +167,7 @@ async fn one_that_floods_is_held_back_and_still_answers() {
             }
         });
         let noise = [
-            json!({"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x".repeat(100)}}),
+            json!({"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x".repeat(4000)}}),
             json!({"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}),
             json!({"jsonrpc":"2.0","method":"notifications/unheard_of"}),
             json!({"jsonrpc":"2.0","id":"q","method":"sampling/createMessage","params":{}}),
@@ -178,17 +206,32 @@ async fn one_that_never_reads_holds_up_nobody() {
         drop(peer);
     })
     .await;
-    let bench = Bench::new(at("tcp", address, json!({"timeouts":{"startupMs":15000,"requestMs":1000}})));
+    let bench = Bench::new(at(
+        "tcp",
+        address,
+        json!({"timeouts":{"startupMs":15000,"requestMs":1000}}),
+    ));
     let upstream = bench.up().await;
     let other = bystander().await;
     let filling = "x".repeat(8 * 1024 * 1024);
     let calls = (0..16).map(|_| {
         let (upstream, arguments) = (upstream.clone(), object(json!({ "filling": filling })));
-        async move { upstream.call("a", arguments, &CallContext::default()).await.unwrap_err() }
+        async move {
+            upstream
+                .call("a", arguments, &CallContext::default())
+                .await
+                .unwrap_err()
+        }
     });
     let errors = soon("all calls", futures::future::join_all(calls)).await;
-    assert!(errors.iter().any(|error| error.code == ErrorCode::Timeout), "some were sent, as far as it goes");
-    let full = errors.iter().find(|error| error.code == ErrorCode::Unavailable).unwrap();
+    assert!(
+        errors.iter().any(|error| error.code == ErrorCode::Timeout),
+        "some were sent, as far as it goes"
+    );
+    let full = errors
+        .iter()
+        .find(|error| error.code == ErrorCode::Unavailable)
+        .unwrap();
     assert!(full.message.contains("does not read"), "{}", full.message);
     assert_eq!(ask(&other, "echo", json!({"text":"x"})).await, "x");
     soon("the stop", upstream.stop("enough")).await;
@@ -246,13 +289,22 @@ async fn one_whose_list_never_ends_does_not_start() {
             let mut page = 0;
             while let Some(request) = peer.next().await {
                 page += 1;
-                let tools: Vec<Value> = (0..1000).map(|n| json!({"name":format!("t{page}-{n}")})).collect();
-                let cursor = if turn { "again".to_owned() } else { page.to_string() };
-                peer.answer(&request, json!({"tools":tools,"nextCursor":cursor})).await;
+                let tools: Vec<Value> = (0..1000)
+                    .map(|n| json!({"name":format!("t{page}-{n}")}))
+                    .collect();
+                let cursor = if turn {
+                    "again".to_owned()
+                } else {
+                    page.to_string()
+                };
+                peer.answer(&request, json!({"tools":tools,"nextCursor":cursor}))
+                    .await;
             }
         })
         .await;
-        let upstream = Bench::new(at("tcp", address, json!({"restart":{"maxAttempts":0}}))).start().await;
+        let upstream = Bench::new(at("tcp", address, json!({"restart":{"maxAttempts":0}})))
+            .start()
+            .await;
         let error = upstream.status().error.unwrap();
         assert!(error.contains(word), "{error}");
     }
@@ -262,7 +314,8 @@ async fn one_whose_list_never_ends_does_not_start() {
 async fn ten_thousand_tools_are_no_trouble() {
     let address = raw::listen(|mut peer| async move {
         let schema = json!({"type":"object","properties":{"path":{"type":"string"}},"required":["path"]});
-        let tools = (0..10_000).map(|n| json!({"name":format!("t{n}"),"description":"d","inputSchema":schema}));
+        let tools =
+            (0..10_000).map(|n| json!({"name":format!("t{n}"),"description":"d","inputSchema":schema}));
         peer.greet(tools.collect()).await;
         peer.drain().await;
     })
@@ -287,7 +340,8 @@ async fn one_that_asks_questions_gets_no_for_an_answer() {
                 (4, "ping", json!({})),
                 (5, "oubliette/open_the_door", json!({})),
             ] {
-                peer.send(json!({"jsonrpc":"2.0","id":id,"method":method,"params":params})).await;
+                peer.send(json!({"jsonrpc":"2.0","id":id,"method":method,"params":params}))
+                    .await;
             }
             while let Some(answer) = peer.next().await {
                 let _ = sender.send(answer);
@@ -313,7 +367,12 @@ async fn an_error_text_is_bounded_and_holds_no_secret() {
     let address = raw::listen(|mut peer| async move {
         peer.greet(raw::tools(&["a"])).await;
         while let Some(call) = peer.next().await {
-            peer.refuse(&call, -32000, &format!("bad key k-1234567 {}", "y".repeat(1 << 20))).await;
+            peer.refuse(
+                &call,
+                -32000,
+                &format!("bad key k-1234567 {}", "y".repeat(1 << 20)),
+            )
+            .await;
         }
     })
     .await;
@@ -338,5 +397,7 @@ async fn a_stop_during_a_start_does_not_wait_for_it() {
     soon("the stop", upstream.stop("changed my mind")).await;
     soon("settled", upstream.settled()).await;
     assert!(waiting.await.unwrap().message.contains("changed my mind"));
-    tokio::time::timeout(Duration::from_secs(1), upstream.stop("again")).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(1), upstream.stop("again"))
+        .await
+        .unwrap();
 }

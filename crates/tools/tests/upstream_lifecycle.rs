@@ -25,7 +25,8 @@ use Light::{Green, Red, Yellow};
 fn lives(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // After the name in brackets comes the state; a zombie does not run.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z') && !rest.starts_with('X'))
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with('Z') && !rest.starts_with('X'))
 }
 
 async fn gone(pid: &str) {
@@ -40,22 +41,34 @@ async fn gone(pid: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn stdio_mcp_server_spawned() {
     let mut bench = Bench::new(stdio(json!({"env":{"OWN":"own","TOKEN":"${env:HOST_TOKEN}"}})));
-    bench.spec.trust = Arc::new(Trust { env: vec!["HOST_TOKEN".into()], ..Trust::default() });
+    bench.spec.trust = Arc::new(Trust {
+        env: vec!["HOST_TOKEN".into()],
+        ..Trust::default()
+    });
     bench.spec.env = Arc::new(HashMap::from([("HOST_TOKEN".to_owned(), "hunter22".to_owned())]));
     let upstream = Upstream::start(bench.spec.clone());
     assert_eq!(upstream.status().status, Yellow, "starting");
     soon("ready", upstream.settled()).await;
 
     let row = upstream.status();
-    assert_eq!((row.status, row.transport.as_str(), row.error), (Green, "stdio", None));
+    assert_eq!(
+        (row.status, row.transport.as_str(), row.error),
+        (Green, "stdio", None)
+    );
     assert_eq!(row.tools, upstream.tools().len());
     assert_eq!(ask(&upstream, "echo", json!({"text":"hi"})).await, "hi");
     assert_eq!(ask(&upstream, "env", json!({"name":"OWN"})).await, "own");
     assert_eq!(ask(&upstream, "env", json!({"name":"TOKEN"})).await, "hunter22");
-    assert_eq!(ask(&upstream, "env", json!({"name":"CARGO_MANIFEST_DIR"})).await, "(unset)");
+    assert_eq!(
+        ask(&upstream, "env", json!({"name":"CARGO_MANIFEST_DIR"})).await,
+        "(unset)"
+    );
     let workspace = bench.workspace.path().canonicalize().unwrap();
     assert_eq!(Path::new(&ask(&upstream, "cwd", json!({})).await), workspace);
-    assert_eq!(bench.recorder.kinds(), ["tool_server_starting", "tool_server_ready", "health_changed"]);
+    assert_eq!(
+        bench.recorder.kinds(),
+        ["tool_server_starting", "tool_server_ready", "health_changed"]
+    );
 
     let pid = ask(&upstream, "pid", json!({})).await;
     upstream.stop("the test is over").await;
@@ -63,7 +76,10 @@ async fn stdio_mcp_server_spawned() {
     let events = bench.recorder.all();
     assert!(events.iter().any(|event| matches!(event,
         DebugBody::ToolServerStopped { server, reason } if server == "srv" && reason == "the test is over")));
-    let error = upstream.call("echo", object(json!({})), &CallContext::default()).await.unwrap_err();
+    let error = upstream
+        .call("echo", object(json!({})), &CallContext::default())
+        .await
+        .unwrap_err();
     assert_eq!(error.code, ErrorCode::Unavailable);
     assert!(upstream.restart().await.is_err());
 }
@@ -85,20 +101,36 @@ async fn stdio_mcp_server_spawned_in_its_own_sandbox() {
     }
     let programs: PathBuf = program().parent().unwrap().to_path_buf();
     let mut bench = Bench::new(stdio(json!({"read_only":[programs]})));
-    bench.spec.trust = Arc::new(Trust { read_only: vec![programs], ..Trust::default() });
+    bench.spec.trust = Arc::new(Trust {
+        read_only: vec![programs],
+        ..Trust::default()
+    });
     bench.spec.sandbox = Arc::new(local);
     std::fs::write(bench.workspace.path().join("note"), "from the workspace").unwrap();
     let upstream = bench.up().await;
-    assert_eq!(ask(&upstream, "read", json!({"path":"note"})).await, "from the workspace");
+    assert_eq!(
+        ask(&upstream, "read", json!({"path":"note"})).await,
+        "from the workspace"
+    );
     if report.level == Level::Namespaces {
         assert_eq!(ask(&upstream, "cwd", json!({})).await, "/workspace");
     }
     let elsewhere = ask(&upstream, "read", json!({"path":run_dir.path().join("x")})).await;
-    assert!(elsewhere.contains("No such file") || elsewhere.contains("denied"), "{elsewhere}");
+    assert!(
+        elsewhere.contains("No such file") || elsewhere.contains("denied"),
+        "{elsewhere}"
+    );
 
     // Crash-transparent inside the sandbox too.
-    let lost = upstream.call("crash", object(json!({"code":7})), &CallContext::default()).await.unwrap_err();
-    assert!(lost.message.contains("outcome unknown") && lost.message.contains("exit code 7"), "{}", lost.message);
+    let lost = upstream
+        .call("crash", object(json!({"code":7})), &CallContext::default())
+        .await
+        .unwrap_err();
+    assert!(
+        lost.message.contains("outcome unknown") && lost.message.contains("exit code 7"),
+        "{}",
+        lost.message
+    );
     assert_eq!(ask(&upstream, "echo", json!({"text":"back"})).await, "back");
     upstream.stop("done").await;
 }
@@ -116,7 +148,11 @@ async fn stdio_host_isolation_and_paths_need_trust() {
         bench.spec.trust = Arc::default();
         let upstream = bench.start().await;
         let row = upstream.status();
-        assert_eq!((row.status, row.next_retry), (Red, None), "{more}: no start would be better");
+        assert_eq!(
+            (row.status, row.next_retry),
+            (Red, None),
+            "{more}: no start would be better"
+        );
         assert!(row.error.unwrap().contains(word), "{more}");
     }
     let bench = Bench::new(stdio(json!({"isolation":"host"})));
@@ -128,23 +164,39 @@ async fn mcp_server_fails_to_start() {
     // One that exits, with a reason and a secret on stderr.
     let env = json!({"TOOL_SERVER_EXITS":"1","TOOL_SERVER_SAYS":"no licence for ${env:KEY}"});
     let mut bench = Bench::new(stdio(json!({"env":env,"restart":{"maxAttempts":0}})));
-    bench.spec.trust = Arc::new(Trust { env: vec!["KEY".into()], ..Trust::default() });
+    bench.spec.trust = Arc::new(Trust {
+        env: vec!["KEY".into()],
+        ..Trust::default()
+    });
     bench.spec.env = Arc::new(HashMap::from([("KEY".to_owned(), "s3cret-key".to_owned())]));
     let upstream = bench.start().await;
     let row = upstream.status();
     let error = row.error.unwrap();
     assert_eq!((row.status, row.next_retry, row.tools), (Red, None, 0));
-    assert!(error.contains("exit code 3") && error.contains("no licence for"), "{error}");
+    assert!(
+        error.contains("exit code 3") && error.contains("no licence for"),
+        "{error}"
+    );
     assert!(!error.contains("s3cret-key"), "{error}");
     let failed = bench.recorder.all().into_iter().find_map(|event| match event {
-        DebugBody::ToolServerFailed { server, error, stderr } => Some((server, error, stderr.unwrap())),
+        DebugBody::ToolServerFailed {
+            server,
+            error,
+            stderr,
+        } => Some((server, error, stderr.unwrap())),
         _ => None,
     });
     let (server, error, stderr) = failed.unwrap();
     assert!(server == "srv" && error.contains("exit code 3") && stderr.contains("no licence for"));
     assert!(!stderr.contains("s3cret-key"));
-    let refused = upstream.call("echo", object(json!({})), &CallContext::default()).await.unwrap_err();
-    assert!(refused.code == ErrorCode::Unavailable && refused.message.contains("no licence"), "{refused}");
+    let refused = upstream
+        .call("echo", object(json!({})), &CallContext::default())
+        .await
+        .unwrap_err();
+    assert!(
+        refused.code == ErrorCode::Unavailable && refused.message.contains("no licence"),
+        "{refused}"
+    );
     assert_eq!(bench.recorder.lights(), [(Yellow, Red)]);
 
     // One that is not there.
@@ -155,14 +207,25 @@ async fn mcp_server_fails_to_start() {
 
     // One where nobody listens.
     let bench = Bench::new(at("tcp", "127.0.0.1:1", json!({"restart":{"maxAttempts":0}})));
-    assert!(bench.start().await.status().error.unwrap().contains("cannot connect"));
+    assert!(
+        bench
+            .start()
+            .await
+            .status()
+            .error
+            .unwrap()
+            .contains("cannot connect")
+    );
 
     // One that never answers.
     let address = raw::listen(|mut peer| async move { peer.drain().await }).await;
     let slow = json!({"timeouts":{"startupMs":50},"restart":{"maxAttempts":0}});
     let bench = Bench::new(at("tcp", address, slow));
     let error = bench.start().await.status().error.unwrap();
-    assert!(error.contains("not ready within 50 ms") && error.contains("handshake"), "{error}");
+    assert!(
+        error.contains("not ready within 50 ms") && error.contains("handshake"),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,22 +241,34 @@ async fn a_killed_server_is_back_and_only_its_open_call_fails() {
     let open = {
         let upstream = upstream.clone();
         tokio::spawn(async move {
-            upstream.call("sleep", object(json!({"ms":60_000})), &CallContext::default()).await
+            upstream
+                .call("sleep", object(json!({"ms":60_000})), &CallContext::default())
+                .await
         })
     };
     // The call is open when the next one has been answered: requests are written in order.
     ask(&upstream, "echo", json!({"text":"x"})).await;
-    let killed = std::process::Command::new("kill").args(["-9", &pid]).status().unwrap();
+    let killed = std::process::Command::new("kill")
+        .args(["-9", &pid])
+        .status()
+        .unwrap();
     assert!(killed.success());
 
     let error = soon("the open call", open).await.unwrap().unwrap_err();
     assert_eq!(error.code, ErrorCode::Unavailable);
-    assert!(error.message.contains("outcome unknown") && error.message.contains("signal 9"), "{}", error.message);
+    assert!(
+        error.message.contains("outcome unknown") && error.message.contains("signal 9"),
+        "{}",
+        error.message
+    );
     // Called while it comes back: it waits.
     assert_eq!(ask(&upstream, "echo", json!({"text":"again"})).await, "again");
     assert_ne!(ask(&upstream, "pid", json!({})).await, pid);
     bench.recorder.wait("health_changed", 4).await;
-    assert_eq!(bench.recorder.lights(), [(Yellow, Green), (Green, Red), (Red, Yellow), (Yellow, Green)]);
+    assert_eq!(
+        bench.recorder.lights(),
+        [(Yellow, Green), (Green, Red), (Red, Yellow), (Yellow, Green)]
+    );
     assert_eq!(bench.recorder.count("tool_server_failed"), 1);
     assert_eq!(unharmed.await.unwrap(), "slept");
     assert_eq!(other.recorder.lights(), [(Yellow, Green)]);
@@ -217,7 +292,7 @@ async fn a_server_without_restarts_left_stays_down_until_it_is_restarted() {
     })
     .await;
     let bench = Bench::new(at("tcp", address, json!({"restart":{"maxAttempts":2}})));
-    let upstream = bench.up().await;
+    let upstream = bench.start().await;
     bench.recorder.wait("tool_server_failed", 3).await;
     bench.recorder.wait("health_changed", 6).await;
     let row = soon("red", async {
@@ -230,11 +305,22 @@ async fn a_server_without_restarts_left_stays_down_until_it_is_restarted() {
         }
     })
     .await;
-    assert_eq!((row.status, row.next_retry, row.tools), (Red, None, 1), "its tools stay known");
+    assert_eq!(
+        (row.status, row.next_retry, row.tools),
+        (Red, None, 1),
+        "its tools stay known"
+    );
     assert!(!upstream.is_up());
-    let refused = upstream.call("a", object(json!({})), &CallContext::default()).await.unwrap_err();
+    let refused = upstream
+        .call("a", object(json!({})), &CallContext::default())
+        .await
+        .unwrap_err();
     assert_eq!(refused.code, ErrorCode::Unavailable);
-    assert_eq!(bench.recorder.count("tool_server_starting"), 3, "the start and two restarts");
+    assert_eq!(
+        bench.recorder.count("tool_server_starting"),
+        3,
+        "the start and two restarts"
+    );
 
     assert!(soon("a vain restart", upstream.restart()).await.is_err());
     well.store(true, Ordering::SeqCst);
@@ -248,10 +334,16 @@ async fn a_server_without_restarts_left_stays_down_until_it_is_restarted() {
 async fn no_restart_means_none() {
     let bench = Bench::new(stdio(json!({"restart":{"maxAttempts":0}})));
     let upstream = bench.up().await;
-    let lost = upstream.call("crash", object(json!({"code":1})), &CallContext::default()).await.unwrap_err();
+    let lost = upstream
+        .call("crash", object(json!({"code":1})), &CallContext::default())
+        .await
+        .unwrap_err();
     assert!(lost.message.contains("outcome unknown"));
     bench.recorder.wait("tool_server_failed", 1).await;
-    let refused = upstream.call("echo", object(json!({})), &CallContext::default()).await.unwrap_err();
+    let refused = upstream
+        .call("echo", object(json!({})), &CallContext::default())
+        .await
+        .unwrap_err();
     assert!(refused.message.contains("down"), "{}", refused.message);
     assert_eq!(upstream.status().next_retry, None);
     assert_eq!(bench.recorder.count("tool_server_starting"), 1);
@@ -281,7 +373,13 @@ async fn mcp_health_check() {
     let lights = bench.recorder.lights();
     assert_eq!(
         lights[..5],
-        [(Yellow, Green), (Green, Yellow), (Yellow, Red), (Red, Yellow), (Yellow, Green)],
+        [
+            (Yellow, Green),
+            (Green, Yellow),
+            (Yellow, Red),
+            (Red, Yellow),
+            (Yellow, Green)
+        ],
         "a miss is yellow, two are red, then it is brought back"
     );
     let failed = bench.recorder.all().into_iter().find_map(|event| match event {
@@ -306,7 +404,9 @@ async fn mcp_health_check_of_servers_without_ping() {
                 peer.greet(raw::tools(&["a"])).await;
                 while let Some(request) = peer.next().await {
                     match (kind, request["method"].as_str()) {
-                        (Ping::Refused, Some("ping")) => peer.refuse(&request, -32601, "no such method").await,
+                        (Ping::Refused, Some("ping")) => {
+                            peer.refuse(&request, -32601, "no such method").await
+                        }
                         (Ping::Ignored, Some("ping")) => continue,
                         (_, Some("tools/list")) => peer.answer(&request, json!({"tools":[]})).await,
                         _ => continue,
@@ -334,7 +434,10 @@ async fn mcp_capabilities_discovered() {
     let upstream = bench.up().await;
     let tools = upstream.tools();
     let echo = tools.iter().find(|tool| &*tool.name == "echo").unwrap();
-    assert_eq!((echo.description.as_str(), &*echo.input_schema), ("The tool echo.", &json!({"type":"object"})));
+    assert_eq!(
+        (echo.description.as_str(), &*echo.input_schema),
+        ("The tool echo.", &json!({"type":"object"}))
+    );
     assert_eq!(tools.len(), 11);
 
     // And the list is followed when it changes.
@@ -351,7 +454,9 @@ async fn stopping_ends_the_whole_tree_of_a_server_that_would_not() {
     // It ignores the end of its input and SIGTERM, and has a child in a session of its own.
     let script = "trap '' TERM HUP; setsid sleep 1000 & echo $! >child; echo $$ >own; \
                   while :; do sleep 1000; done";
-    let bench = Bench::new(stdio(json!({"command":"sh","args":["-c",script],"restart":{"maxAttempts":0}})));
+    let bench = Bench::new(stdio(
+        json!({"command":"sh","args":["-c",script],"restart":{"maxAttempts":0}}),
+    ));
     let upstream = Upstream::start(bench.spec.clone());
     let read = |name: &str| std::fs::read_to_string(bench.workspace.path().join(name)).unwrap_or_default();
     soon("the script", async {
@@ -385,5 +490,9 @@ async fn a_restart_on_request_gives_a_new_process() {
     soon("the restart", upstream.restart()).await.unwrap();
     assert_ne!(ask(&upstream, "pid", json!({})).await, pid);
     assert!(!lives(&pid));
-    assert_eq!(bench.recorder.lights(), [(Yellow, Green), (Green, Yellow), (Yellow, Green)], "no crash, no red");
+    assert_eq!(
+        bench.recorder.lights(),
+        [(Yellow, Green), (Green, Yellow), (Yellow, Green)],
+        "no crash, no red"
+    );
 }

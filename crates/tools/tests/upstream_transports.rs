@@ -16,24 +16,44 @@ use rmcp::transport::streamable_http_server::StreamableHttpServerConfig;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use upstream_support::{
-    Bench, Subprotocol, ask, at, http_server, object, raw, server::ToolServer, soon, stdio, tcp_server, ws_server,
+    Bench, Subprotocol, ask, at, http_server, object, raw, server::ToolServer, soon, stdio, tcp_server,
+    ws_server,
 };
 
 /// Calls every tool whose result shows what passes.
 async fn everything_passes(upstream: &Arc<Upstream>) {
-    assert_eq!(ask(upstream, "echo", json!({"text":"héllo\n\"x\""})).await, "héllo\n\"x\"");
+    assert_eq!(
+        ask(upstream, "echo", json!({"text":"héllo\n\"x\""})).await,
+        "héllo\n\"x\""
+    );
 
     // Images, structured results and isError as they are.
-    let rich = soon("rich", upstream.call("rich", object(json!({})), &CallContext::default())).await.unwrap();
-    assert_eq!(rich.content, [json!({"type":"image","data":"aGk=","mimeType":"image/png"})]);
+    let rich = soon(
+        "rich",
+        upstream.call("rich", object(json!({})), &CallContext::default()),
+    )
+    .await
+    .unwrap();
+    assert_eq!(
+        rich.content,
+        [json!({"type":"image","data":"aGk=","mimeType":"image/png"})]
+    );
     assert_eq!(rich.structured_content, Some(json!({"z":1,"a":[true,null]})));
     assert!(rich.is_error);
 
     // Progress in order.
     let seen: Arc<Mutex<Vec<Progress>>> = Arc::default();
     let sink = seen.clone();
-    let ctx = CallContext { progress: Some(Arc::new(move |progress| sink.lock().push(progress))), ..CallContext::default() };
-    let done = soon("progress", upstream.call("progress", object(json!({"steps":5})), &ctx)).await.unwrap();
+    let ctx = CallContext {
+        progress: Some(Arc::new(move |progress| sink.lock().push(progress))),
+        ..CallContext::default()
+    };
+    let done = soon(
+        "progress",
+        upstream.call("progress", object(json!({"steps":5})), &ctx),
+    )
+    .await
+    .unwrap();
     assert_eq!(done.joined_text(), "done");
     let steps: Vec<f64> = seen.lock().iter().map(|progress| progress.progress).collect();
     assert_eq!(steps, [1.0, 2.0, 3.0, 4.0, 5.0]);
@@ -41,8 +61,14 @@ async fn everything_passes(upstream: &Arc<Upstream>) {
     assert_eq!(seen.lock()[0].total, Some(5.0));
 
     // The server's own error.
-    let error = upstream.call("refuse", object(json!({})), &CallContext::default()).await.unwrap_err();
-    assert_eq!((error.code, error.message.as_str()), (ErrorCode::ToolError, "no, because"));
+    let error = upstream
+        .call("refuse", object(json!({})), &CallContext::default())
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (ErrorCode::ToolError, "no, because")
+    );
 
     // Calls do not wait for each other.
     let slow = tokio::spawn({
@@ -51,7 +77,12 @@ async fn everything_passes(upstream: &Arc<Upstream>) {
     });
     let many = (0..50).map(|n| {
         let upstream = upstream.clone();
-        async move { assert_eq!(ask(&upstream, "echo", json!({"text":n.to_string()})).await, n.to_string()) }
+        async move {
+            assert_eq!(
+                ask(&upstream, "echo", json!({"text":n.to_string()})).await,
+                n.to_string()
+            )
+        }
     });
     futures::future::join_all(many).await;
     assert_eq!(slow.await.unwrap(), "slept");
@@ -59,7 +90,10 @@ async fn everything_passes(upstream: &Arc<Upstream>) {
 
 async fn cancellation_passes(upstream: &Arc<Upstream>, server: &ToolServer) {
     let cancel = CancellationToken::new();
-    let ctx = CallContext { cancel: cancel.clone(), ..CallContext::default() };
+    let ctx = CallContext {
+        cancel: cancel.clone(),
+        ..CallContext::default()
+    };
     let before = server.cancelled.load(Ordering::SeqCst);
     let call = tokio::spawn({
         let upstream = upstream.clone();
@@ -67,7 +101,14 @@ async fn cancellation_passes(upstream: &Arc<Upstream>, server: &ToolServer) {
     });
     ask(upstream, "echo", json!({"text":"the call before is open"})).await;
     cancel.cancel();
-    assert!(soon("the cancelled call", call).await.unwrap().unwrap_err().message.contains("cancelled"));
+    assert!(
+        soon("the cancelled call", call)
+            .await
+            .unwrap()
+            .unwrap_err()
+            .message
+            .contains("cancelled")
+    );
     soon("the server's cancellation", async {
         while server.cancelled.load(Ordering::SeqCst) == before {
             tokio::task::yield_now().await;
@@ -112,13 +153,22 @@ async fn ws_tcp_mcp_server_connected() {
         let address = ws_server(subprotocol, Arc::clone(&seen)).await;
         let headers = json!({"headers":{"x-key":"${env:WS_KEY}"}});
         let mut bench = Bench::new(at("ws", format!("ws://{address}/mcp?x=1"), headers));
-        bench.spec.trust = Arc::new(Trust { env: vec!["WS_KEY".into()], ..Trust::default() });
-        bench.spec.env = Arc::new(std::collections::HashMap::from([("WS_KEY".to_owned(), "k-123456".to_owned())]));
+        bench.spec.trust = Arc::new(Trust {
+            env: vec!["WS_KEY".into()],
+            ..Trust::default()
+        });
+        bench.spec.env = Arc::new(std::collections::HashMap::from([(
+            "WS_KEY".to_owned(),
+            "k-123456".to_owned(),
+        )]));
         let upstream = bench.up().await;
         assert_eq!(upstream.status().transport, "ws");
         everything_passes(&upstream).await;
         let seen: Vec<(String, String)> = seen.lock().clone();
-        assert!(seen.contains(&("sec-websocket-protocol".into(), "mcp".into())), "{seen:?}");
+        assert!(
+            seen.contains(&("sec-websocket-protocol".into(), "mcp".into())),
+            "{seen:?}"
+        );
         assert!(seen.contains(&("x-key".into(), "k-123456".into())), "{seen:?}");
         soon("the stop", upstream.stop("done")).await;
     }
@@ -129,11 +179,15 @@ async fn http_mcp_server_connected() {
     let server = ToolServer::default();
     for config in [
         StreamableHttpServerConfig::default(),
-        StreamableHttpServerConfig::default().with_legacy_session_mode(false).with_json_response(true),
+        StreamableHttpServerConfig::default()
+            .with_legacy_session_mode(false)
+            .with_json_response(true),
     ] {
         let sessions = config.legacy_session_mode;
         let address = http_server(server.clone(), config, None, CancellationToken::new()).await;
-        let upstream = Bench::new(at("http", format!("http://{address}/mcp"), json!({}))).up().await;
+        let upstream = Bench::new(at("http", format!("http://{address}/mcp"), json!({})))
+            .up()
+            .await;
         assert_eq!(upstream.status().transport, "http");
         everything_passes(&upstream).await;
         if sessions {
@@ -174,7 +228,8 @@ async fn modern(mut peer: raw::Peer) {
             }
             "tools/list" => {
                 let tools = raw::tools(&["echo", "ask"]);
-                let answer = json!({"tools":tools,"resultType":"complete","ttlMs":60000,"cacheScope":"private"});
+                let answer =
+                    json!({"tools":tools,"resultType":"complete","ttlMs":60000,"cacheScope":"private"});
                 peer.answer(&request, answer).await;
             }
             "subscriptions/listen" => {
@@ -183,7 +238,10 @@ async fn modern(mut peer: raw::Peer) {
                 let params = json!({"_meta":about,"notifications":filter});
                 peer.send(json!({"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":params})).await;
                 let params = json!({ "_meta": about });
-                peer.send(json!({"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":params})).await;
+                peer.send(
+                    json!({"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":params}),
+                )
+                .await;
             }
             "tools/call" if request["params"]["name"] == "ask" => {
                 let answer = json!({"resultType":"input_required","inputRequests":{"a":{"method":"elicitation/create"}}});
@@ -207,8 +265,14 @@ async fn the_new_lifecycle_is_spoken() {
     let upstream = bench.up().await;
     assert_eq!(ask(&upstream, "echo", json!({"text":"new"})).await, "new");
     // Nobody is there to answer its questions.
-    let error = upstream.call("ask", object(json!({})), &CallContext::default()).await.unwrap_err();
-    assert!(error.code == ErrorCode::ToolError && error.message.contains("asks for input"), "{error}");
+    let error = upstream
+        .call("ask", object(json!({})), &CallContext::default())
+        .await
+        .unwrap_err();
+    assert!(
+        error.code == ErrorCode::ToolError && error.message.contains("asks for input"),
+        "{error}"
+    );
     // Health checks do without ping.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     assert_eq!(bench.recorder.lights(), [(Light::Yellow, Light::Green)]);
@@ -235,7 +299,9 @@ async fn modern_http(server: ToolServer) -> SocketAddr {
         }
         next.run(Request::from_parts(parts, bytes.into())).await
     };
-    let router = axum::Router::new().fallback_service(inner).layer(middleware::from_fn(refuse));
+    let router = axum::Router::new()
+        .fallback_service(inner)
+        .layer(middleware::from_fn(refuse));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, router).await });
@@ -246,7 +312,9 @@ async fn modern_http(server: ToolServer) -> SocketAddr {
 async fn the_new_lifecycle_is_spoken_over_http() {
     let server = ToolServer::default();
     let address = modern_http(server.clone()).await;
-    let upstream = Bench::new(at("http", format!("http://{address}/"), json!({}))).up().await;
+    let upstream = Bench::new(at("http", format!("http://{address}/"), json!({})))
+        .up()
+        .await;
     everything_passes(&upstream).await;
     cancellation_passes(&upstream, &server).await;
     changes_are_followed(&upstream, &server).await;
@@ -261,11 +329,18 @@ struct Killable {
 
 impl Killable {
     fn start(address: Option<SocketAddr>) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let config = StreamableHttpServerConfig::default();
         let serve = http_server(ToolServer::default(), config, address, CancellationToken::new());
         let address = std::thread::scope(|scope| scope.spawn(|| runtime.block_on(serve)).join().unwrap());
-        Self { runtime: Some(runtime), address }
+        Self {
+            runtime: Some(runtime),
+            address,
+        }
     }
 
     fn kill(mut self) {
@@ -293,7 +368,11 @@ async fn an_http_server_that_went_away_is_reached_again() {
     let upstream = bench.up().await;
     let open = tokio::spawn({
         let upstream = upstream.clone();
-        async move { upstream.call("sleep", object(json!({"ms":60_000})), &CallContext::default()).await }
+        async move {
+            upstream
+                .call("sleep", object(json!({"ms":60_000})), &CallContext::default())
+                .await
+        }
     });
     ask(&upstream, "echo", json!({"text":"the call before is open"})).await;
     server.kill();
@@ -315,13 +394,19 @@ async fn a_closed_connection_is_made_again() {
             return;
         }
         while let Some(request) = peer.next().await {
-            peer.answer(&request, json!({"content":[{"type":"text","text":"back"}]})).await;
+            peer.answer(&request, json!({"content":[{"type":"text","text":"back"}]}))
+                .await;
         }
     })
     .await;
     let bench = Bench::new(at("tcp", listener, json!({})));
     let upstream = bench.up().await;
-    let error = soon("a", upstream.call("a", object(json!({})), &CallContext::default())).await.unwrap_err();
+    let error = soon(
+        "a",
+        upstream.call("a", object(json!({})), &CallContext::default()),
+    )
+    .await
+    .unwrap_err();
     assert!(error.message.contains("outcome unknown"), "{}", error.message);
     assert_eq!(ask(&upstream, "a", json!({})).await, "back");
     assert_eq!(bench.recorder.count("tool_server_starting"), 2);

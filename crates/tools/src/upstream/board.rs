@@ -54,7 +54,12 @@ pub(super) struct Board {
 
 impl Board {
     /// A server that is about to be started for the first time.
-    pub(super) fn new(id: CatalogId, transport: &'static str, agent: Slug, debug: Arc<dyn DebugSink>) -> Self {
+    pub(super) fn new(
+        id: CatalogId,
+        transport: &'static str,
+        agent: Slug,
+        debug: Arc<dyn DebugSink>,
+    ) -> Self {
         let view = View {
             phase: Phase::Coming,
             light: Light::Yellow,
@@ -92,7 +97,9 @@ impl Board {
 
     /// The connection to call through.
     pub(super) fn connection(&self) -> Option<Arc<Connection>> {
-        self.connection.load_full().filter(|connection| connection.is_alive())
+        self.connection
+            .load_full()
+            .filter(|connection| connection.is_alive())
     }
 
     /// The row of `tool_list`.
@@ -121,7 +128,11 @@ impl Board {
 
     /// It can be called.
     pub(super) fn ready(&self, connection: Arc<Connection>, tools: Vec<UpstreamTool>, took_ms: u64) {
-        self.record(DebugBody::ToolServerReady { server: self.id.to_string(), tools: tools.len(), took_ms });
+        self.record(DebugBody::ToolServerReady {
+            server: self.id.to_string(),
+            tools: tools.len(),
+            took_ms,
+        });
         *self.tools.write() = tools.into();
         self.connection.store(Some(connection));
         self.show(Phase::Up, Light::Green, None, None);
@@ -164,7 +175,10 @@ impl Board {
     /// It was stopped. Nothing of it runs any more.
     pub(super) fn stopped(&self, reason: &str, phase: Phase) {
         self.connection.store(None);
-        self.record(DebugBody::ToolServerStopped { server: self.id.to_string(), reason: reason.into() });
+        self.record(DebugBody::ToolServerStopped {
+            server: self.id.to_string(),
+            reason: reason.into(),
+        });
         if phase == Phase::Stopped {
             self.show(phase, Light::Red, Some(reason.into()), None);
         }
@@ -185,9 +199,20 @@ impl Board {
             });
         }
         self.view.send_modify(|view| {
-            let since = if before == light { view.since } else { Timestamp::now() };
+            let since = if before == light {
+                view.since
+            } else {
+                Timestamp::now()
+            };
             let settled = view.settled || phase != Phase::Coming;
-            *view = View { phase, light, since, error, next_retry, settled };
+            *view = View {
+                phase,
+                light,
+                since,
+                error,
+                next_retry,
+                settled,
+            };
         });
         if before != light {
             self.changes.send_modify(|version| *version += 1);

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use indexmap::IndexMap;
 use oubliette_protocol::{CatalogId, Error, Object, Result, catalog::Transport, tool::CallResult};
@@ -32,7 +33,7 @@ use super::{
     limits, listing,
     stdio::{self, Process},
     tcp,
-    traffic::{Answer, Attached, Ending, Traffic, read_result},
+    traffic::{Answer, Attached, Ending, ForHttp, Traffic, read_result},
     wire::NotSent,
     ws,
 };
@@ -77,12 +78,19 @@ impl Connection {
     ) -> Result<(Arc<Self>, Vec<UpstreamTool>), Fault> {
         let secrets = Arc::new(Secrets::new());
         let traffic = Traffic::new(spec.server.id.clone(), secrets.clone());
-        let mut base = Base { link: None, process: None, traffic, secrets };
+        let mut base = Base {
+            link: None,
+            process: None,
+            traffic,
+            secrets,
+        };
         let startup = Duration::from_millis(spec.server.timeouts.startup_ms);
         let mut step = Step::Connect;
         let opened = timeout(startup, Box::pin(base.open(spec, lifecycle, &mut step))).await;
         let fault = match opened {
-            Ok(Ok((service, lifecycle, tools))) => return Ok((Self::new(spec, base, service, lifecycle), tools)),
+            Ok(Ok((service, lifecycle, tools))) => {
+                return Ok((Self::new(spec, base, service, lifecycle), tools));
+            }
             Ok(Err(fault)) => fault,
             Err(_) => {
                 let (limit, step) = (spec.server.timeouts.startup_ms, step.as_str());
@@ -95,11 +103,19 @@ impl Connection {
     fn new(spec: &UpstreamSpec, base: Base, service: Service, lifecycle: Lifecycle) -> Arc<Self> {
         let peer = service.peer().clone();
         let gone = Latch::default();
-        let (traffic, handle) = (base.traffic.clone(), base.process.as_ref().map(|process| process.handle.clone()));
+        let (traffic, handle) = (
+            base.traffic.clone(),
+            base.process.as_ref().map(|process| process.handle.clone()),
+        );
         let told = gone.clone();
-        let mut tasks = vec![tokio::spawn(async move { told.set(lost(&traffic, handle.as_ref()).await) })];
+        let mut tasks = vec![tokio::spawn(async move {
+            told.set(lost(&traffic, handle.as_ref()).await)
+        })];
         let changes = peer.peer_info().is_some_and(|info| {
-            info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true))
+            info.capabilities
+                .tools
+                .as_ref()
+                .is_some_and(|tools| tools.list_changed == Some(true))
         });
         // Older servers tell of changes by themselves; newer ones are asked to.
         if lifecycle == Lifecycle::Discover && changes {
@@ -158,13 +174,19 @@ impl Connection {
         let answer = Answer::default();
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         let mut request = CallToolRequest::new(params);
-        request.extensions.insert(Attached { answer: answer.clone(), progress: ctx.progress.clone() });
+        let progress = ctx.progress.clone();
+        request.extensions.insert(Attached {
+            answer: answer.clone(),
+            progress,
+            for_http: ForHttp::Hidden,
+        });
         let deadline = tokio::time::sleep(self.request_timeout);
         tokio::pin!(deadline);
 
-        let sending = self
-            .peer
-            .send_cancellable_request(ClientRequest::CallToolRequest(request), PeerRequestOptions::no_options());
+        let sending = self.peer.send_cancellable_request(
+            ClientRequest::CallToolRequest(request),
+            PeerRequestOptions::no_options(),
+        );
         let handle = tokio::select! {
             biased;
             sent = sending => sent.map_err(|error| self.failed(error))?,
@@ -172,7 +194,9 @@ impl Connection {
             () = &mut deadline => return Err(self.late()),
         };
         let mut open = OpenCall(Some(handle));
-        let Some(handle) = &mut open.0 else { return Err(self.unknown("it is closed")) };
+        let Some(handle) = &mut open.0 else {
+            return Err(self.unknown("it is closed"));
+        };
         let response = tokio::select! {
             biased;
             response = &mut handle.rx => response,
@@ -194,28 +218,35 @@ impl Connection {
         let result = match response {
             Ok(Ok(ServerResult::EmptyResult(_))) => answer.lock().take(),
             // An answer that came another way, on a resumed stream for one.
-            Ok(Ok(other)) => serde_json::to_string(&other).ok().map(|text| read_result(&text)),
-            Ok(Err(error)) => return Err(self.failed(error)),
-            Err(_) => {
+            Ok(Ok(other)) => serde_json::to_vec(&other).ok().map(Bytes::from),
+            Ok(Err(ServiceError::TransportClosed)) | Err(_) => {
+                // Why is known in a moment, unless it is this one answer that was broken off.
                 let reason = timeout(limits::LAST_WORDS, self.gone.wait()).await;
-                return Err(self.unknown(reason.as_deref().unwrap_or("it closed the connection")));
+                return Err(self.unknown(reason.as_deref().unwrap_or("it broke off its answer")));
             }
+            Ok(Err(error)) => return Err(self.failed(error)),
         };
         self.served.store(true, Ordering::Relaxed);
-        match result {
-            Some(Ok(result)) => Ok(result),
-            Some(Err(why)) => Err(Error::tool_error(format!("tool server {}: {}", self.server, bounded(&why)))),
-            None => Ok(CallResult::default()),
-        }
+        let Some(result) = result else {
+            return Ok(CallResult::default());
+        };
+        read_result(&result)
+            .map_err(|why| Error::tool_error(format!("tool server {}: {}", self.server, bounded(&why))))
     }
 
     fn late(&self) -> Error {
         let limit = self.request_timeout.as_millis();
-        Error::timeout(format!("tool server {} did not answer within {limit} ms; it was told to stop", self.server))
+        Error::timeout(format!(
+            "tool server {} did not answer within {limit} ms; it was told to stop",
+            self.server
+        ))
     }
 
     fn cancelled(&self) -> Error {
-        Error::unavailable(format!("the call was cancelled; tool server {} was told to stop", self.server))
+        Error::unavailable(format!(
+            "the call was cancelled; tool server {} was told to stop",
+            self.server
+        ))
     }
 
     fn unknown(&self, reason: &str) -> Error {
@@ -226,11 +257,15 @@ impl Connection {
     }
 
     fn unsent(&self, reason: &str) -> Error {
-        Error::unavailable(format!("tool server {} did not get the call: {reason}", self.server))
+        Error::unavailable(format!(
+            "tool server {} did not get the call: {reason}",
+            self.server
+        ))
     }
 
     fn failed(&self, error: ServiceError) -> Error {
-        let text = |error: &(dyn std::error::Error + 'static)| self.base.secrets.mask_text(bounded(&chain(error)));
+        let text =
+            |error: &(dyn std::error::Error + 'static)| self.base.secrets.mask_text(bounded(&chain(error)));
         match error {
             ServiceError::McpError(error) => {
                 self.served.store(true, Ordering::Relaxed);
@@ -243,7 +278,9 @@ impl Connection {
                     (Some(NotSent::Broken(why)), _) => self.unknown(why),
                     (_, Some(HttpError::Client(cause))) if cause.is_connect() => self.unsent(&text(cause)),
                     (_, Some(HttpError::Client(cause))) => self.unknown(&text(cause)),
-                    (_, Some(cause)) => Error::unavailable(format!("tool server {}: {}", self.server, text(cause))),
+                    (_, Some(cause)) => {
+                        Error::unavailable(format!("tool server {}: {}", self.server, text(cause)))
+                    }
                     (None, None) => self.unknown(&text(cause)),
                 }
             }
@@ -285,7 +322,10 @@ impl Connection {
         self.base.close(reason).await;
         let process = async {
             if let Some(process) = &self.base.process {
-                let grace = Grace { close: limits::STOP_STEP, terminate: limits::STOP_STEP };
+                let grace = Grace {
+                    close: limits::STOP_STEP,
+                    terminate: limits::STOP_STEP,
+                };
                 oubliette_sandbox::stop(None, &process.handle, grace).await;
             }
         };
@@ -334,7 +374,11 @@ impl Drop for OpenCall {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             runtime.spawn(async move {
-                let _ = timeout(limits::CLOSE, handle.cancel(Some("nobody waits for it any more".into()))).await;
+                let _ = timeout(
+                    limits::CLOSE,
+                    handle.cancel(Some("nobody waits for it any more".into())),
+                )
+                .await;
             });
         }
     }
@@ -409,8 +453,13 @@ impl Base {
     fn headers(&self, spec: &UpstreamSpec, headers: &IndexMap<String, String>) -> Result<HeaderMap, Fault> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
-            let value = spec.trust.expand(value, &*spec.env, &self.secrets).map_err(Fault::refused)?;
-            let wrong = |what: &str| Fault::refused(Error::invalid(format!("the header {name:?} has a wrong {what}")));
+            let value = spec
+                .trust
+                .expand(value, &*spec.env, &self.secrets)
+                .map_err(Fault::refused)?;
+            let wrong = |what: &str| {
+                Fault::refused(Error::invalid(format!("the header {name:?} has a wrong {what}")))
+            };
             let name: HeaderName = name.parse().map_err(|_| wrong("name"))?;
             let mut value = HeaderValue::from_str(&value).map_err(|_| wrong("value"))?;
             value.set_sensitive(true);
@@ -433,8 +482,15 @@ impl Base {
             process.stderr.finish().await;
         }
         self.close(&fault.reason).await;
-        let stderr = self.process.as_ref().and_then(|process| process.stderr.tail(&self.secrets));
-        Fault { reason: self.secrets.mask_text(&fault.reason).into(), stderr, cure: fault.cure }
+        let stderr = self
+            .process
+            .as_ref()
+            .and_then(|process| process.stderr.tail(&self.secrets));
+        Fault {
+            reason: self.secrets.mask_text(&fault.reason).into(),
+            stderr,
+            cure: fault.cure,
+        }
     }
 }
 

@@ -29,12 +29,19 @@ pub(super) struct Fault {
 impl Fault {
     /// A fault that a restart may cure.
     pub(super) fn new(reason: impl AsRef<str>) -> Self {
-        Self { reason: bounded(reason.as_ref()).into(), stderr: None, cure: Cure::Restart }
+        Self {
+            reason: bounded(reason.as_ref()).into(),
+            stderr: None,
+            cure: Cure::Restart,
+        }
     }
 
     /// A fault of the definition or of what it is trusted with.
     pub(super) fn refused(error: Error) -> Self {
-        Self { cure: Cure::Edit, ..Self::new(error.message) }
+        Self {
+            cure: Cure::Edit,
+            ..Self::new(error.message)
+        }
     }
 
     /// The reason with the tail of stderr, as `tool_list` shows it.

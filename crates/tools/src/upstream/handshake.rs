@@ -59,9 +59,9 @@ impl Lifecycle {
     fn mode(self) -> ClientLifecycleMode {
         match self {
             Lifecycle::Initialize => ClientLifecycleMode::Initialize,
-            Lifecycle::Discover => {
-                ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::NO_INITIALIZE] }
-            }
+            Lifecycle::Discover => ClientLifecycleMode::Discover {
+                preferred_versions: vec![ProtocolVersion::NO_INITIALIZE],
+            },
         }
     }
 }
@@ -78,7 +78,10 @@ impl Link {
     async fn greet(&self, lifecycle: Lifecycle) -> Result<Service, ClientInitializeError> {
         match self {
             Link::Wire(wire) => Us.serve_with_lifecycle(wire.clone(), lifecycle.mode()).await,
-            Link::Http(endpoint) => Us.serve_with_lifecycle(endpoint.transport(), lifecycle.mode()).await,
+            Link::Http(endpoint) => {
+                Us.serve_with_lifecycle(endpoint.transport(), lifecycle.mode())
+                    .await
+            }
         }
     }
 }

@@ -15,8 +15,8 @@ use rmcp::{
     transport::{
         StreamableHttpClientTransport, Transport,
         streamable_http_client::{
-            AuthRequiredError, HttpStatusError, SseError, StreamableHttpClient, StreamableHttpClientTransportConfig,
-            StreamableHttpError, StreamableHttpPostResponse,
+            AuthRequiredError, HttpStatusError, SseError, StreamableHttpClient,
+            StreamableHttpClientTransportConfig, StreamableHttpError, StreamableHttpPostResponse,
         },
     },
 };
@@ -57,9 +57,18 @@ impl Endpoint {
             builder = builder.no_proxy();
         }
         let client = builder.build().map_err(|error| broken(chain(&error)))?;
-        let headers = headers.into_iter().filter_map(|(name, value)| Some((name?, value)));
-        let headers = headers.filter(|(name, _)| !OWN.contains(&name.as_str())).collect();
-        Ok(Self { url: url.into(), client, headers, traffic })
+        let headers = headers
+            .into_iter()
+            .filter_map(|(name, value)| Some((name?, value)));
+        let headers = headers
+            .filter(|(name, _)| !OWN.contains(&name.as_str()))
+            .collect();
+        Ok(Self {
+            url: url.into(),
+            client,
+            headers,
+            traffic,
+        })
     }
 
     /// A fresh transport; one serves one handshake.
@@ -69,8 +78,15 @@ impl Endpoint {
             .max_sse_event_size(limits::MESSAGE_BYTES)
             // One slow answer must not hold up the others.
             .max_concurrent_requests(256);
-        let client = Client { client: self.client.clone(), url: self.url.clone(), traffic: self.traffic.clone() };
-        Tapped { inner: StreamableHttpClientTransport::with_client(client, config), traffic: self.traffic.clone() }
+        let client = Client {
+            client: self.client.clone(),
+            url: self.url.clone(),
+            traffic: self.traffic.clone(),
+        };
+        Tapped {
+            inner: StreamableHttpClientTransport::with_client(client, config),
+            traffic: self.traffic.clone(),
+        }
     }
 }
 
@@ -79,7 +95,10 @@ const OWN: [&str; 4] = ["accept", "content-type", "mcp-session-id", "last-event-
 
 /// Follows what a router does to a trailing slash, and nothing that would carry our headers elsewhere.
 fn follow(attempt: redirect::Attempt<'_>) -> redirect::Action {
-    let kept = matches!(attempt.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
+    let kept = matches!(
+        attempt.status(),
+        StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT
+    );
     let home = attempt.previous().first().map(|url| url.origin()) == Some(attempt.url().origin());
     match kept && home && attempt.previous().len() <= 5 {
         true => attempt.follow(),
@@ -153,7 +172,7 @@ impl Client {
     }
 
     /// Reads a body that may not be larger than a message.
-    async fn body(&self, mut response: Response) -> Result<Vec<u8>, HttpError> {
+    async fn body(&self, mut response: Response) -> Result<Bytes, HttpError> {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| self.lost(error))? {
             if body.len() + chunk.len() > limits::MESSAGE_BYTES {
@@ -162,30 +181,34 @@ impl Client {
             }
             body.extend_from_slice(&chunk);
         }
-        Ok(body)
+        Ok(body.into())
     }
 
     fn events(&self, response: Response, most: usize) -> BoxStream<'static, Result<Sse, SseError>> {
         let traffic = self.traffic.clone();
         let mut event = EventSize::default();
-        let bytes = response.bytes_stream().map_err(io::Error::other).map(move |chunk| {
-            let chunk: Bytes = chunk?;
-            match event.add(&chunk, most) {
-                true => Ok(chunk),
-                false => {
-                    traffic.ended.set(Ending::Fault(too_long().into()));
-                    Err(io::Error::other(too_long()))
+        let bytes = response
+            .bytes_stream()
+            .map_err(io::Error::other)
+            .map(move |chunk| {
+                let chunk: Bytes = chunk?;
+                match event.add(&chunk, most) {
+                    true => Ok(chunk),
+                    false => {
+                        traffic.ended.set(Ending::Fault(too_long().into()));
+                        Err(io::Error::other(too_long()))
+                    }
                 }
-            }
-        });
+            });
         let traffic = self.traffic.clone();
         let answered = move |mut event: Sse| {
             // The answer to a call is taken out here; the client gets an empty one in its place.
-            if let Some(data) = &event.data
-                && let Some(message) = traffic.answered(data.as_bytes())
-                && let Ok(text) = serde_json::to_string(&message)
-            {
-                event.data = Some(text);
+            if let Some(data) = event.data.take() {
+                let data = Bytes::from(data);
+                let answered = traffic
+                    .answered(&data)
+                    .and_then(|message| serde_json::to_string(&message).ok());
+                event.data = Some(answered.unwrap_or_else(|| String::from_utf8_lossy(&data).into_owned()));
             }
             event
         };
@@ -199,12 +222,17 @@ impl Client {
         response: Response,
     ) -> Result<StreamableHttpPostResponse, HttpError> {
         let status = response.status();
-        let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let retry_after = response
+            .headers()
+            .get(header::RETRY_AFTER)
+            .and_then(|value| value.to_str().ok());
         let status_error = HttpStatusError::new(status.as_u16(), retry_after.map(str::to_owned));
         let denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
         if denied && let Some(challenge) = response.headers().get(header::WWW_AUTHENTICATE) {
             let challenge = String::from_utf8_lossy(challenge.as_bytes()).into_owned();
-            return Err(StreamableHttpError::AuthRequired(AuthRequiredError::new(challenge)));
+            return Err(StreamableHttpError::AuthRequired(AuthRequiredError::new(
+                challenge,
+            )));
         }
         if status == StatusCode::TOO_MANY_REQUESTS {
             return Err(status_error.into());
@@ -217,7 +245,10 @@ impl Client {
         // A handshake that is refused means the other lifecycle, if the refusal can be matched to it: a
         // router that knows nothing of the message cannot name its id.
         if let ClientJsonRpcMessage::Request(request) = message
-            && matches!(request.request, ClientRequest::DiscoverRequest(_) | ClientRequest::InitializeRequest(_))
+            && matches!(
+                request.request,
+                ClientRequest::DiscoverRequest(_) | ClientRequest::InitializeRequest(_)
+            )
             && status.is_client_error()
             && !denied
         {
@@ -230,9 +261,15 @@ impl Client {
             return Ok(StreamableHttpPostResponse::Json(answer, None));
         }
         match error {
-            Some(error) => Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::Error(error), None)),
+            Some(error) => Ok(StreamableHttpPostResponse::Json(
+                ServerJsonRpcMessage::Error(error),
+                None,
+            )),
             None if status.is_server_error() => Err(status_error.into()),
-            None => Err(unexpected(format!("HTTP {status}: {}", bounded(&String::from_utf8_lossy(&body))))),
+            None => Err(unexpected(format!(
+                "HTTP {status}: {}",
+                bounded(&String::from_utf8_lossy(&body))
+            ))),
         }
     }
 }
@@ -253,7 +290,8 @@ impl StreamableHttpClient for Client {
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<StreamableHttpPostResponse, HttpError> {
         let most = limits::MESSAGE_BYTES;
-        self.post_message_with_max_sse_event_size(uri, message, session_id, auth_header, headers, most).await
+        self.post_message_with_max_sse_event_size(uri, message, session_id, auth_header, headers, most)
+            .await
     }
 
     async fn post_message_with_max_sse_event_size(
@@ -265,12 +303,19 @@ impl StreamableHttpClient for Client {
         headers: HashMap<HeaderName, HeaderValue>,
         most: usize,
     ) -> Result<StreamableHttpPostResponse, HttpError> {
-        let mut request = self.client.post(uri.as_ref()).headers(headers.into_iter().collect());
+        let mut request = self
+            .client
+            .post(uri.as_ref())
+            .headers(headers.into_iter().collect());
         request = request.header(header::ACCEPT, "application/json, text/event-stream");
         if let Some(id) = &session_id {
             request = request.header("Mcp-Session-Id", id.as_ref());
         }
-        let response = request.json(&message).send().await.map_err(|error| self.lost(error))?;
+        let response = request
+            .json(&message)
+            .send()
+            .await
+            .map_err(|error| self.lost(error))?;
         let status = response.status();
         if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
             return Ok(StreamableHttpPostResponse::Accepted);
@@ -282,12 +327,19 @@ impl StreamableHttpClient for Client {
             return self.refused(&message, response).await;
         }
         let wants_answer = matches!(message, ClientJsonRpcMessage::Request(_));
-        let text = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let text = |name: &str| {
+            response
+                .headers()
+                .get(name)
+                .and_then(|value| value.to_str().ok())
+                .map(str::to_owned)
+        };
         let (kind, new_session) = (text("content-type"), text("mcp-session-id"));
         match kind.as_deref() {
-            Some(kind) if kind.starts_with("text/event-stream") => {
-                Ok(StreamableHttpPostResponse::Sse(self.events(response, most), new_session))
-            }
+            Some(kind) if kind.starts_with("text/event-stream") => Ok(StreamableHttpPostResponse::Sse(
+                self.events(response, most),
+                new_session,
+            )),
             Some(kind) if kind.starts_with("application/json") => {
                 let body = self.body(response).await?;
                 if let Some(answered) = self.traffic.answered(&body) {
@@ -311,7 +363,9 @@ impl StreamableHttpClient for Client {
         auth_header: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), HttpError> {
-        self.client.delete_session(uri, session_id, auth_header, headers).await
+        self.client
+            .delete_session(uri, session_id, auth_header, headers)
+            .await
     }
 
     async fn get_stream(
@@ -323,7 +377,8 @@ impl StreamableHttpClient for Client {
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpError> {
         let most = limits::MESSAGE_BYTES;
-        self.get_stream_with_max_sse_event_size(uri, session_id, last_event_id, auth_header, headers, most).await
+        self.get_stream_with_max_sse_event_size(uri, session_id, last_event_id, auth_header, headers, most)
+            .await
     }
 
     async fn get_stream_with_max_sse_event_size(

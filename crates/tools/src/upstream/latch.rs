@@ -22,7 +22,10 @@ impl<T> Clone for Latch<T> {
 
 impl<T> Default for Latch<T> {
     fn default() -> Self {
-        Self(Arc::new(Inner { value: OnceLock::new(), set: CancellationToken::new() }))
+        Self(Arc::new(Inner {
+            value: OnceLock::new(),
+            set: CancellationToken::new(),
+        }))
     }
 }
 

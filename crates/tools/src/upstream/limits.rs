@@ -29,7 +29,7 @@ pub(super) const ERROR_BYTES: usize = 4 * 1024;
 
 /// Messages nobody asked for (notifications, requests, noise) that are read in one window; past them
 /// reading pauses, and the server's own pipe holds it back.
-pub(super) const UNASKED_MESSAGES: u32 = 500;
+pub(super) const UNASKED_MESSAGES: u32 = 2_000;
 /// The same in bytes.
 pub(super) const UNASKED_BYTES: usize = 4 * 1024 * 1024;
 /// The window they are counted in.

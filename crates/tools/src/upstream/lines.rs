@@ -21,7 +21,12 @@ pub(super) struct LineReader<R> {
 impl<R> LineReader<R> {
     /// Reads lines from `io`.
     pub(super) fn new(io: R) -> Self {
-        Self { io, buffer: BytesMut::new(), scanned: 0, ended: false }
+        Self {
+            io,
+            buffer: BytesMut::new(),
+            scanned: 0,
+            ended: false,
+        }
     }
 }
 
@@ -34,7 +39,11 @@ impl<R: AsyncRead + Send + Unpin> FrameRead for LineReader<R> {
                 let line = self.buffer.split_to(self.scanned + at + 1).freeze();
                 self.scanned = 0;
                 let end = line.len() - 1;
-                let end = if line[..end].ends_with(b"\r") { end - 1 } else { end };
+                let end = if line[..end].ends_with(b"\r") {
+                    end - 1
+                } else {
+                    end
+                };
                 return Ok(Some(line.slice(..end)));
             }
             self.scanned = self.buffer.len();
@@ -71,7 +80,9 @@ impl<W: AsyncWrite + Send + Unpin> FrameWrite for LineWriter<W> {
             self.0.write_all(&message).await?;
             self.0.flush().await
         };
-        written.await.map_err(|error| format!("its input could not be written: {error}"))
+        written
+            .await
+            .map_err(|error| format!("its input could not be written: {error}"))
     }
 
     async fn close(&mut self) {
@@ -81,7 +92,10 @@ impl<W: AsyncWrite + Send + Unpin> FrameWrite for LineWriter<W> {
 
 /// What a message past the limit is answered with.
 pub(super) fn too_long() -> String {
-    format!("it sent a message larger than {} MiB", limits::MESSAGE_BYTES / 1024 / 1024)
+    format!(
+        "it sent a message larger than {} MiB",
+        limits::MESSAGE_BYTES / 1024 / 1024
+    )
 }
 
 #[cfg(test)]
@@ -92,7 +106,9 @@ mod tests {
     async fn lines_come_whole_however_they_are_cut() {
         let (mut ours, theirs) = tokio::io::duplex(3);
         tokio::spawn(async move {
-            ours.write_all("{\"a\":1}\r\n\n\"ü\"\nrest".as_bytes()).await.unwrap();
+            ours.write_all("{\"a\":1}\r\n\n\"ü\"\nrest".as_bytes())
+                .await
+                .unwrap();
         });
         let mut lines = LineReader::new(theirs);
         let mut got = Vec::new();
@@ -106,6 +122,9 @@ mod tests {
     async fn a_line_without_end_is_given_up_at_the_limit() {
         let mut lines = LineReader::new(tokio::io::repeat(b'x'));
         assert!(lines.next().await.unwrap_err().contains("16 MiB"));
-        assert!(lines.buffer.capacity() < limits::MESSAGE_BYTES, "nothing of it is kept");
+        assert!(
+            lines.buffer.capacity() < limits::MESSAGE_BYTES,
+            "nothing of it is kept"
+        );
     }
 }

@@ -2,14 +2,20 @@
 
 use std::{collections::HashSet, sync::Arc};
 
+use bytes::Bytes;
 use rmcp::{
     RoleClient,
     model::{ClientRequest, ListToolsRequest, ListToolsRequestMethod, PaginatedRequestParams, ServerResult},
     service::{Peer, ServiceError},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{fault::Fault, limits};
+use super::{
+    fault::Fault,
+    limits,
+    traffic::{Answer, Attached, ForHttp},
+};
 
 /// A tool as its server describes it.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,64 +57,86 @@ pub(super) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<UpstreamTool>, F
         match page.next_cursor {
             None => return Ok(tools),
             Some(next) if cursors.insert(next.clone()) => cursor = Some(next),
-            Some(_) => return Err(Fault::new("its tool list does not end: a page leads back to an earlier one")),
+            Some(_) => {
+                return Err(Fault::new(
+                    "its tool list does not end: a page leads back to an earlier one",
+                ));
+            }
         }
     }
-    Err(Fault::new(format!("its tool list has more than {} pages", limits::PAGES)))
+    Err(Fault::new(format!(
+        "its tool list has more than {} pages",
+        limits::PAGES
+    )))
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Page {
     tools: Vec<Value>,
+    #[serde(default)]
     next_cursor: Option<String>,
 }
 
 /// One page. It is asked for directly rather than through the client's cache, which would answer for the
-/// server.
+/// server, and read from what stood on the wire: one tool that is not as it should be must not cost the
+/// others.
 async fn page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result<Page, Fault> {
-    let request = ListToolsRequest {
+    let answer = Answer::default();
+    let mut request = ListToolsRequest {
         method: ListToolsRequestMethod,
         params: cursor.map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor))),
         extensions: Default::default(),
     };
+    request.extensions.insert(Attached {
+        answer: answer.clone(),
+        progress: None,
+        for_http: ForHttp::Shown,
+    });
     let broken = |what: &str| Fault::new(format!("it answered tools/list with {what}"));
-    let answer = match peer.send_request(ClientRequest::ListToolsRequest(request)).await {
-        Ok(ServerResult::ListToolsResult(page)) => {
-            // Back to JSON, so that one reading does for pages the client understands and for others.
-            let tools = page.tools.into_iter().map(serde_json::to_value);
-            let tools = tools.collect::<Result<_, _>>().map_err(|error| broken(&error.to_string()))?;
-            return Ok(Page { tools, next_cursor: page.next_cursor.filter(|cursor| !cursor.is_empty()) });
-        }
-        // One tool that is not as it should be must not cost the others.
-        Ok(ServerResult::CustomResult(custom)) => custom.0,
-        Ok(_) => return Err(broken("something else")),
+    let page = match peer.send_request(ClientRequest::ListToolsRequest(request)).await {
+        Ok(ServerResult::EmptyResult(_)) => answer.lock().take(),
+        Ok(other) => serde_json::to_vec(&other).ok().map(Bytes::from),
         Err(ServiceError::McpError(error)) if error.code == rmcp::model::ErrorCode::METHOD_NOT_FOUND => {
-            return Ok(Page { tools: Vec::new(), next_cursor: None });
+            return Ok(Page {
+                tools: Vec::new(),
+                next_cursor: None,
+            });
         }
         Err(ServiceError::McpError(error)) => {
-            return Err(broken(&format!("the error {} {:?}", error.code.0, super::fault::bounded(&error.message))));
+            return Err(broken(&format!(
+                "the error {} {:?}",
+                error.code.0,
+                super::fault::bounded(&error.message)
+            )));
         }
         Err(error) => return Err(broken(&super::fault::chain(&error))),
     };
-    match answer {
-        Value::Object(mut object) => match object.remove("tools") {
-            Some(Value::Array(tools)) => {
-                let next_cursor = object.get("nextCursor").and_then(Value::as_str);
-                Ok(Page { tools, next_cursor: next_cursor.filter(|c| !c.is_empty()).map(str::to_owned) })
-            }
-            _ => Err(broken("no list of tools")),
-        },
-        _ => Err(broken("no object")),
-    }
+    let page: Page = page
+        .filter(|page| page.trim_ascii_start().starts_with(b"{"))
+        .ok_or_else(|| broken("something else"))
+        .and_then(|page| {
+            serde_json::from_slice(&page).map_err(|error| broken(&format!("no list of tools: {error}")))
+        })?;
+    Ok(Page {
+        next_cursor: page.next_cursor.filter(|cursor| !cursor.is_empty()),
+        ..page
+    })
 }
 
 /// Reads one tool, putting right what can be.
 fn read(value: Value) -> Result<UpstreamTool, String> {
-    let Value::Object(mut tool) = value else { return Err("it is no object".into()) };
+    let Value::Object(mut tool) = value else {
+        return Err("it is no object".into());
+    };
     let name = match tool.remove("name") {
         Some(Value::String(name)) if name.is_empty() => return Err("its name is empty".into()),
         Some(Value::String(name)) if name.chars().count() > limits::NAME_CHARS => {
             let shown: String = name.chars().take(40).collect();
-            return Err(format!("its name is longer than {} characters: {shown:?}…", limits::NAME_CHARS));
+            return Err(format!(
+                "its name is longer than {} characters: {shown:?}…",
+                limits::NAME_CHARS
+            ));
         }
         Some(Value::String(name)) if name.chars().any(char::is_control) => {
             return Err(format!("its name has control characters: {name:?}"));
@@ -120,9 +148,14 @@ fn read(value: Value) -> Result<UpstreamTool, String> {
     let mut text = |key: &str| match tool.remove(key) {
         Some(Value::String(mut text)) => {
             if text.len() > limits::DESCRIPTION_BYTES {
-                let end = (0..=limits::DESCRIPTION_BYTES).rev().find(|&i| text.is_char_boundary(i));
+                let end = (0..=limits::DESCRIPTION_BYTES)
+                    .rev()
+                    .find(|&i| text.is_char_boundary(i));
                 text.truncate(end.unwrap_or_default());
-                notes.push(format!("its {key} is cut at {} KiB", limits::DESCRIPTION_BYTES / 1024));
+                notes.push(format!(
+                    "its {key} is cut at {} KiB",
+                    limits::DESCRIPTION_BYTES / 1024
+                ));
             }
             Some(text)
         }
@@ -139,13 +172,19 @@ fn read(value: Value) -> Result<UpstreamTool, String> {
                 schema
             }
             Err(why) => {
-                notes.push(format!("its schema is replaced by one that takes any object: {why}"));
+                notes.push(format!(
+                    "its schema is replaced by one that takes any object: {why}"
+                ));
                 json!({ "type": "object" })
             }
         },
     };
-    let output_schema = tool.remove("outputSchema").filter(|schema| check_schema(schema).is_ok());
-    let annotations = tool.remove("annotations").filter(|hints| hints.is_object() && weigh(hints, 0).is_some());
+    let output_schema = tool
+        .remove("outputSchema")
+        .filter(|schema| check_schema(schema).is_ok());
+    let annotations = tool
+        .remove("annotations")
+        .filter(|hints| hints.is_object() && weigh(hints, 0).is_some());
     Ok(UpstreamTool {
         name: name.into(),
         description,
@@ -159,13 +198,17 @@ fn read(value: Value) -> Result<UpstreamTool, String> {
 
 /// Whether a schema is one, of type object, and no bomb.
 fn check_schema(schema: &Value) -> Result<(), String> {
-    let Value::Object(object) = schema else { return Err("it is no object".into()) };
+    let Value::Object(object) = schema else {
+        return Err("it is no object".into());
+    };
     if object.get("type").is_some_and(|kind| kind != "object") {
         return Err("its type is not \"object\"".into());
     }
     if weigh(schema, 0).is_none_or(|bytes| bytes > limits::SCHEMA_BYTES) {
         let (bytes, depth) = (limits::SCHEMA_BYTES / 1024, limits::SCHEMA_DEPTH);
-        return Err(format!("it is larger than {bytes} KiB or deeper than {depth} levels"));
+        return Err(format!(
+            "it is larger than {bytes} KiB or deeper than {depth} levels"
+        ));
     }
     // A dialect nobody here knows is taken for the current one.
     let checked = match jsonschema::Draft::default().detect(schema) {
@@ -186,10 +229,12 @@ fn weigh(value: &Value, depth: usize) -> Option<usize> {
     let bytes = match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
         Value::String(text) => text.len() + 2,
-        Value::Array(items) => items.iter().try_fold(2, |sum, item| Some(sum + 1 + weigh(item, depth + 1)?))?,
-        Value::Object(object) => object
+        Value::Array(items) => items
             .iter()
-            .try_fold(2, |sum, (key, item)| Some(sum + key.len() + 4 + weigh(item, depth + 1)?))?,
+            .try_fold(2, |sum, item| Some(sum + 1 + weigh(item, depth + 1)?))?,
+        Value::Object(object) => object.iter().try_fold(2, |sum, (key, item)| {
+            Some(sum + key.len() + 4 + weigh(item, depth + 1)?)
+        })?,
     };
     (bytes <= limits::SCHEMA_BYTES).then_some(bytes)
 }
@@ -234,12 +279,21 @@ mod tests {
         ] {
             assert_eq!(schema_note(good.clone()), (good, None));
         }
-        assert_eq!(schema_note(json!({"properties":{}})), (json!({"properties":{},"type":"object"}), None));
+        assert_eq!(
+            schema_note(json!({"properties":{}})),
+            (json!({"properties":{},"type":"object"}), None)
+        );
     }
 
     #[test]
     fn names_nobody_could_call_are_left_out() {
-        for bad in [json!(1), json!(""), json!("x".repeat(10_000)), json!("a\u{0}b"), Value::Null] {
+        for bad in [
+            json!(1),
+            json!(""),
+            json!("x".repeat(10_000)),
+            json!("a\u{0}b"),
+            Value::Null,
+        ] {
             assert!(read(json!({ "name": bad })).is_err());
         }
         assert!(read(json!([])).is_err());

@@ -95,9 +95,22 @@ impl Upstream {
         let (orders, receiver) = mpsc::channel(8);
         let abandoned = CancellationToken::new();
         let held = abandoned.clone().drop_guard();
-        tokio::spawn(Supervisor { spec, board: board.clone(), orders: receiver, abandoned }.run());
+        tokio::spawn(
+            Supervisor {
+                spec,
+                board: board.clone(),
+                orders: receiver,
+                abandoned,
+            }
+            .run(),
+        );
         let patience = Duration::from_millis(timeouts.request_ms.min(timeouts.startup_ms));
-        Arc::new(Self { board, orders, patience, _held: held })
+        Arc::new(Self {
+            board,
+            orders,
+            patience,
+            _held: held,
+        })
     }
 
     /// Waits until the first start is over, one way or the other.
@@ -163,7 +176,10 @@ impl Upstream {
     pub async fn restart(&self) -> Result<()> {
         let (asked, answer) = oneshot::channel();
         let stopped = || Error::unavailable(format!("tool server {} was stopped", self.board.id));
-        self.orders.send(Order::Restart(asked)).await.map_err(|_| stopped())?;
+        self.orders
+            .send(Order::Restart(asked))
+            .await
+            .map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
     }
 
@@ -179,6 +195,8 @@ impl Upstream {
 
 impl std::fmt::Debug for Upstream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Upstream").field("status", &self.status()).finish_non_exhaustive()
+        f.debug_struct("Upstream")
+            .field("status", &self.status())
+            .finish_non_exhaustive()
     }
 }

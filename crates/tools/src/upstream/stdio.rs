@@ -47,8 +47,18 @@ pub(super) async fn spawn(
         },
         ..Fault::new(secrets.mask_text(&error.to_string()))
     })?;
-    let wire = Wire::new(LineReader::new(running.stdout), LineWriter(running.stdin), traffic);
-    Ok((wire, Process { handle: running.handle, stderr: Stderr::follow(running.stderr) }))
+    let wire = Wire::new(
+        LineReader::new(running.stdout),
+        LineWriter(running.stdin),
+        traffic,
+    );
+    Ok((
+        wire,
+        Process {
+            handle: running.handle,
+            stderr: Stderr::follow(running.stderr),
+        },
+    ))
 }
 
 /// What the server gets: the workspace, its own environment, and of the host what is trusted to it. No relay
@@ -79,7 +89,10 @@ fn order(spec: &UpstreamSpec, stdio: &Stdio, secrets: &Secrets) -> Result<Spec> 
                 Error::unavailable("it asks for network \"proxy\", and this session has no proxy")
             })?;
             order.sockets.push(Socket::new(socket, PROXY_SOCKET));
-            order.forwards.push(Forward { port: PROXY_PORT, socket: PROXY_SOCKET.into() });
+            order.forwards.push(Forward {
+                port: PROXY_PORT,
+                socket: PROXY_SOCKET.into(),
+            });
             let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
             for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
                 order.env.push((name.into(), proxy.clone()));

@@ -100,9 +100,20 @@ impl Supervisor {
                 (true, true) => Some(Duration::ZERO),
                 (true, false) => Some(pause(restarts)),
             };
-            let phase = if pause == Some(Duration::ZERO) { Phase::Coming } else { Phase::Down };
-            self.board.failed(&fault, phase, pause.map(|pause| Timestamp::now() + pause));
-            let said = || Err(Error::unavailable(format!("{}: {}", self.spec.server.id, fault.with_tail())));
+            let phase = if pause == Some(Duration::ZERO) {
+                Phase::Coming
+            } else {
+                Phase::Down
+            };
+            self.board
+                .failed(&fault, phase, pause.map(|pause| Timestamp::now() + pause));
+            let said = || {
+                Err(Error::unavailable(format!(
+                    "{}: {}",
+                    self.spec.server.id,
+                    fault.with_tail()
+                )))
+            };
             waiting.drain(..).for_each(|asked| drop(asked.send(said())));
             restarts += 1;
             if pause == Some(Duration::ZERO) {
@@ -134,7 +145,8 @@ impl Supervisor {
         &mut self,
         lifecycle: Lifecycle,
         waiting: &mut Vec<oneshot::Sender<Result<()>>>,
-    ) -> Result<Result<(Arc<Connection>, Vec<UpstreamTool>), Fault>, (String, Option<oneshot::Sender<()>>)> {
+    ) -> Result<Result<(Arc<Connection>, Vec<UpstreamTool>), Fault>, (String, Option<oneshot::Sender<()>>)>
+    {
         let opening = Box::pin(Connection::open(&self.spec, lifecycle));
         tokio::pin!(opening);
         loop {
@@ -197,12 +209,17 @@ async fn bury(connection: &Arc<Connection>, reason: &str) -> Fault {
         async move { connection.kill(&reason).await }
     });
     let _ = tokio::time::timeout(limits::LAST_WORDS, rest).await;
-    Fault { stderr: connection.stderr(), ..fault }
+    Fault {
+        stderr: connection.stderr(),
+        ..fault
+    }
 }
 
 /// Checks a server's health as often as its definition says; returns when it counts as down.
 async fn health(connection: &Connection, board: &Board, spec: &UpstreamSpec) -> String {
-    let Some(check) = spec.server.health_check else { return std::future::pending().await };
+    let Some(check) = spec.server.health_check else {
+        return std::future::pending().await;
+    };
     let mut missed = 0;
     loop {
         tokio::time::sleep(Duration::from_millis(check.interval_ms)).await;
@@ -228,7 +245,9 @@ async fn follow(connection: &Connection, board: &Board) {
         connection.list_changed().await;
         match connection.list().await {
             Ok(tools) => board.relisted(tools),
-            Err(fault) => tracing::warn!(server = %board.id, reason = %fault.reason, "the changed tool list was not read"),
+            Err(fault) => {
+                tracing::warn!(server = %board.id, reason = %fault.reason, "the changed tool list was not read")
+            }
         }
         // One that changes all the time is read now and then.
         tokio::time::sleep(limits::LIST_PAUSE).await;
@@ -238,7 +257,9 @@ async fn follow(connection: &Connection, board: &Board) {
 /// The pause before another start: twice as long each time, and never the same for two servers that went
 /// down together.
 fn pause(restarts: u32) -> Duration {
-    let doubled = limits::FIRST_PAUSE.saturating_mul(1 << restarts.min(16)).min(limits::LONGEST_PAUSE);
+    let doubled = limits::FIRST_PAUSE
+        .saturating_mul(1 << restarts.min(16))
+        .min(limits::LONGEST_PAUSE);
     doubled.mul_f64(rand::random_range(0.5..1.0))
 }
 
@@ -249,7 +270,9 @@ mod tests {
     #[test]
     fn pauses_grow_and_are_bounded() {
         for restarts in 0..64 {
-            let most = limits::FIRST_PAUSE.saturating_mul(1 << restarts.min(16)).min(limits::LONGEST_PAUSE);
+            let most = limits::FIRST_PAUSE
+                .saturating_mul(1 << restarts.min(16))
+                .min(limits::LONGEST_PAUSE);
             let pause = pause(restarts);
             assert!(pause >= most / 2 && pause <= most, "{restarts}: {pause:?}");
         }

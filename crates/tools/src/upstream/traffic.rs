@@ -1,12 +1,13 @@
 //! What passes between us and one server, looked at before the MCP client sees it.
 //!
 //! Three things are done here rather than in the client, because they are wanted of every transport:
-//! results of calls are taken as they stand on the wire (the client would fit them into its own types and
-//! lose what it does not know), progress is handed on in order, and what nobody asked for is counted, so
-//! that a flood of it slows down the flooding server and nobody else.
+//! results are taken as they stand on the wire (the client would fit them into its own types and lose what
+//! it does not know) and read by whoever asked, progress is handed on in order, and what nobody asked for is
+//! counted, so that a flood of it slows down the flooding server and nobody else.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
+use bytes::Bytes;
 use oubliette_protocol::{CatalogId, tool::CallResult};
 use parking_lot::Mutex;
 use rmcp::model::{
@@ -36,10 +37,22 @@ pub(super) struct Attached {
     pub(super) answer: Answer,
     /// Where progress goes.
     pub(super) progress: Option<ProgressSink>,
+    /// Whether the client's HTTP transport has to read the result too, as it does tool lists: schemas there
+    /// may name arguments that go into headers.
+    pub(super) for_http: ForHttp,
 }
 
-/// A call's result as it stood on the wire, or what is wrong with it.
-pub(super) type Answer = Arc<Mutex<Option<Result<CallResult, String>>>>;
+/// See [`Attached::for_http`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ForHttp {
+    /// It must not be troubled with it.
+    Hidden,
+    /// It reads it.
+    Shown,
+}
+
+/// A request's result as it stood on the wire.
+pub(super) type Answer = Arc<Mutex<Option<Bytes>>>;
 
 /// The traffic of one connection.
 pub(super) struct Traffic {
@@ -57,6 +70,7 @@ pub(super) struct Traffic {
 struct Open {
     answer: Answer,
     token: Option<i64>,
+    for_http: ForHttp,
 }
 
 impl Traffic {
@@ -67,7 +81,11 @@ impl Traffic {
             secrets,
             calls: Mutex::default(),
             progress: Mutex::default(),
-            unasked: Mutex::new(Unasked { since: Instant::now(), messages: 0, bytes: 0 }),
+            unasked: Mutex::new(Unasked {
+                since: Instant::now(),
+                messages: 0,
+                bytes: 0,
+            }),
             list_changed: Notify::new(),
             ended: Latch::default(),
         })
@@ -77,17 +95,29 @@ impl Traffic {
     pub(super) fn outgoing(&self, message: &ClientJsonRpcMessage) {
         match message {
             ClientJsonRpcMessage::Request(request) => {
-                let Some(attached) = request.request.extensions().get::<Attached>() else { return };
-                let NumberOrString::Number(id) = request.id else { return };
+                let Some(attached) = request.request.extensions().get::<Attached>() else {
+                    return;
+                };
+                let NumberOrString::Number(id) = request.id else {
+                    return;
+                };
                 let mut token = None;
                 if let Some(sink) = &attached.progress
-                    && let Some(NumberOrString::Number(number)) =
-                        request.request.get_meta().get_progress_token().map(|token| token.0)
+                    && let Some(NumberOrString::Number(number)) = request
+                        .request
+                        .get_meta()
+                        .get_progress_token()
+                        .map(|token| token.0)
                 {
                     token = Some(number);
                     self.progress.lock().insert(number, sink.clone());
                 }
-                self.calls.lock().insert(id, Open { answer: attached.answer.clone(), token });
+                let open = Open {
+                    answer: attached.answer.clone(),
+                    token,
+                    for_http: attached.for_http,
+                };
+                self.calls.lock().insert(id, open);
             }
             ClientJsonRpcMessage::Notification(notification) => {
                 if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
@@ -109,34 +139,74 @@ impl Traffic {
     }
 
     /// Reads a message off the wire; `None` when the client has no business with it.
-    pub(super) fn incoming(&self, text: &[u8]) -> Option<ServerJsonRpcMessage> {
-        if let Some(answered) = self.answered(text) {
-            return Some(answered);
+    pub(super) fn incoming(&self, text: &Bytes) -> Option<ServerJsonRpcMessage> {
+        let unasked = || self.unasked.lock().count(text.len());
+        let envelope = match serde_json::from_slice::<Envelope<'_>>(text) {
+            Ok(envelope) => envelope,
+            Err(error) => {
+                unasked();
+                if !text.is_empty() {
+                    tracing::debug!(server = %self.server, %error, bytes = text.len(), "not a message");
+                }
+                return None;
+            }
+        };
+        // Most of a flood is told by its method, without being read any further.
+        match (envelope.method.as_deref(), envelope.id) {
+            (None, _) => {
+                if let Some(answered) = self.settle(&envelope, text) {
+                    return Some(answered);
+                }
+            }
+            (Some(_), Some(_)) => {}
+            (Some("notifications/tools/list_changed"), None) => {
+                unasked();
+                self.list_changed.notify_one();
+                return None;
+            }
+            (Some("notifications/progress"), None) if self.progress.lock().is_empty() => {
+                unasked();
+                return None;
+            }
+            (Some(method), None) if !READ.contains(&method) => {
+                unasked();
+                return None;
+            }
+            (Some(_), None) => {}
         }
         match serde_json::from_slice::<ServerJsonRpcMessage>(text) {
             Ok(message) => self.sift(message, text.len()),
             Err(error) => {
-                self.unasked.lock().count(text.len());
-                if !text.is_empty() {
-                    tracing::debug!(server = %self.server, %error, bytes = text.len(), "not a message");
-                }
+                unasked();
+                tracing::debug!(server = %self.server, %error, bytes = text.len(), "not a message of MCP");
                 None
             }
         }
     }
 
-    /// The answer to a call, if `text` is one: its result is kept as it stands, and the client learns only
-    /// that it came.
-    pub(super) fn answered(&self, text: &[u8]) -> Option<ServerJsonRpcMessage> {
+    /// The answer to a request of ours over HTTP, if `text` is one and the client need not read it.
+    pub(super) fn answered(&self, text: &Bytes) -> Option<ServerJsonRpcMessage> {
         let envelope: Envelope<'_> = serde_json::from_slice(text).ok()?;
-        let (None, Some(result), Some(id)) = (envelope.method, envelope.result, envelope.id) else {
+        match self.calls.lock().get(&envelope.number()?)?.for_http {
+            ForHttp::Shown => None,
+            ForHttp::Hidden => Some(()),
+        }?;
+        self.settle(&envelope, text)
+    }
+
+    /// The answer to a request of ours, if `text` is one: its result is kept as it stands, and the client
+    /// learns only that it came.
+    fn settle(&self, envelope: &Envelope<'_>, text: &Bytes) -> Option<ServerJsonRpcMessage> {
+        let (None, Some(result)) = (&envelope.method, envelope.result) else {
             return None;
         };
-        // Some servers answer a number with its text.
-        let id: i64 = id.get().trim_matches('"').parse().ok()?;
+        let id = envelope.number()?;
         let open = self.close(id)?;
-        *open.answer.lock() = Some(read_result(result.get()));
-        Some(ServerJsonRpcMessage::response(ServerResult::empty(()), NumberOrString::Number(id)))
+        *open.answer.lock() = Some(text.slice_ref(result.get().as_bytes()));
+        Some(ServerJsonRpcMessage::response(
+            ServerResult::empty(()),
+            NumberOrString::Number(id),
+        ))
     }
 
     /// Takes out of the client's way what is dealt with here.
@@ -228,7 +298,11 @@ struct Unasked {
 impl Unasked {
     fn count(&mut self, bytes: usize) {
         if self.since.elapsed() >= limits::UNASKED_WINDOW {
-            *self = Self { since: Instant::now(), messages: 0, bytes: 0 };
+            *self = Self {
+                since: Instant::now(),
+                messages: 0,
+                bytes: 0,
+            };
         }
         self.messages += 1;
         self.bytes += bytes;
@@ -241,18 +315,34 @@ impl Unasked {
     }
 }
 
+/// Notifications that say something to us or to the client.
+const READ: [&str; 4] = [
+    "notifications/progress",
+    "notifications/message",
+    "notifications/cancelled",
+    "notifications/subscriptions/acknowledged",
+];
+
+/// As much of a message as tells what it is.
 #[derive(Deserialize)]
 struct Envelope<'a> {
     #[serde(borrow, default)]
     id: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    method: Option<&'a RawValue>,
+    method: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     result: Option<&'a RawValue>,
 }
 
+impl Envelope<'_> {
+    /// Its id, if it is one of ours. Some servers answer a number with its text.
+    fn number(&self) -> Option<i64> {
+        self.id?.get().trim_matches('"').parse().ok()
+    }
+}
+
 /// Reads a call's result, whatever its content blocks are.
-pub(super) fn read_result(text: &str) -> Result<CallResult, String> {
+pub(super) fn read_result(text: &[u8]) -> Result<CallResult, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Wire {
@@ -266,11 +356,11 @@ pub(super) fn read_result(text: &str) -> Result<CallResult, String> {
         is_error: Option<bool>,
     }
     // A list would be read as the fields in order.
-    if !text.trim_start().starts_with('{') {
+    if !text.trim_ascii_start().starts_with(b"{") {
         return Err("it answered with no tool result: no object".into());
     }
     let wire: Wire =
-        serde_json::from_str(text).map_err(|error| format!("it answered with no tool result: {error}"))?;
+        serde_json::from_slice(text).map_err(|error| format!("it answered with no tool result: {error}"))?;
     match wire.result_type.as_deref() {
         None | Some("complete") => Ok(CallResult {
             content: wire.content.unwrap_or_default(),
@@ -278,7 +368,9 @@ pub(super) fn read_result(text: &str) -> Result<CallResult, String> {
             is_error: wire.is_error.unwrap_or_default(),
         }),
         Some("input_required") => Err("it asks for input, which nobody is there to give".into()),
-        Some(other) => Err(format!("it answered with a result of type {other:?}, which is not supported")),
+        Some(other) => Err(format!(
+            "it answered with a result of type {other:?}, which is not supported"
+        )),
     }
 }
 
@@ -295,9 +387,16 @@ mod tests {
     fn call(traffic: &Traffic, id: i64) -> Answer {
         let answer = Answer::default();
         let mut request = CallToolRequest::new(CallToolRequestParams::new("x"));
-        request.extensions.insert(Attached { answer: answer.clone(), progress: None });
+        request.extensions.insert(Attached {
+            answer: answer.clone(),
+            progress: None,
+            for_http: ForHttp::Hidden,
+        });
         let request = ClientRequest::CallToolRequest(request);
-        traffic.outgoing(&ClientJsonRpcMessage::request(request, NumberOrString::Number(id)));
+        traffic.outgoing(&ClientJsonRpcMessage::request(
+            request,
+            NumberOrString::Number(id),
+        ));
         answer
     }
 
@@ -312,9 +411,9 @@ mod tests {
             let answer = call(&traffic, id);
             let text = json!({"jsonrpc":"2.0","id":sent,"result":{
                 "content":content,"structuredContent":{"z":1,"a":2},"isError":true,"_meta":{}}});
-            let seen = traffic.incoming(text.to_string().as_bytes()).unwrap();
+            let seen = traffic.incoming(&Bytes::from(text.to_string())).unwrap();
             assert!(matches!(seen, ServerJsonRpcMessage::Response(r) if r.id == NumberOrString::Number(id)));
-            let result = answer.lock().take().unwrap().unwrap();
+            let result = read_result(&answer.lock().take().unwrap()).unwrap();
             assert_eq!(Value::from(result.content), content);
             assert_eq!(result.structured_content.unwrap().to_string(), r#"{"z":1,"a":2}"#);
             assert!(result.is_error);
@@ -324,12 +423,22 @@ mod tests {
 
     #[test]
     fn what_is_no_result_is_said_to_be_none() {
-        for text in ["[]", "1", r#"{"content":1}"#, r#"{"resultType":"input_required"}"#, r#"{"resultType":"x"}"#] {
-            assert!(read_result(text).is_err(), "{text}");
+        for text in [
+            "[]",
+            "1",
+            r#"{"content":1}"#,
+            r#"{"resultType":"input_required"}"#,
+            r#"{"resultType":"x"}"#,
+        ] {
+            assert!(read_result(text.as_bytes()).is_err(), "{text}");
         }
-        assert_eq!(read_result("{}").unwrap(), CallResult::default());
-        let deep = format!("{{\"structuredContent\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
-        assert!(read_result(&deep).is_err());
+        assert_eq!(read_result(b"{}").unwrap(), CallResult::default());
+        let deep = format!(
+            "{{\"structuredContent\":{}{}}}",
+            "[".repeat(100_000),
+            "]".repeat(100_000)
+        );
+        assert!(read_result(deep.as_bytes()).is_err());
     }
 
     #[test]
@@ -338,7 +447,9 @@ mod tests {
         let answer = call(&traffic, 1);
         let cancelled = json!({"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}});
         traffic.outgoing(&serde_json::from_value(cancelled).unwrap());
-        traffic.incoming(br#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#);
+        traffic.incoming(&Bytes::from_static(
+            br#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#,
+        ));
         assert!(answer.lock().is_none());
         assert_eq!(traffic.unasked.lock().messages, 1);
     }
@@ -347,13 +458,13 @@ mod tests {
     async fn a_flood_is_held_back_until_the_window_is_over() {
         let traffic = traffic();
         for _ in 0..=limits::UNASKED_MESSAGES {
-            traffic.incoming(b"noise");
+            traffic.incoming(&Bytes::from_static(b"noise"));
         }
         let before = Instant::now();
         traffic.unhurried().await;
         assert!(before.elapsed() >= limits::UNASKED_WINDOW / 2);
         traffic.unhurried().await;
-        traffic.incoming(&vec![b'x'; limits::UNASKED_BYTES + 1]);
+        traffic.incoming(&Bytes::from(vec![b'x'; limits::UNASKED_BYTES + 1]));
         assert!(traffic.unasked.lock().pause().is_some());
     }
 }

@@ -94,7 +94,9 @@ impl Inner {
     async fn write(&self, message: Vec<u8>) -> Result<(), NotSent> {
         if message.len() > limits::MESSAGE_BYTES {
             let most = limits::MESSAGE_BYTES / 1024 / 1024;
-            return Err(NotSent::Refused(format!("a message to it may have {most} MiB, this one is larger")));
+            return Err(NotSent::Refused(format!(
+                "a message to it may have {most} MiB, this one is larger"
+            )));
         }
         let _queued = Queued::enter(self, message.len())?;
         let write = async {

@@ -34,33 +34,45 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 type Socket = WebSocketStream<Box<dyn Stream>>;
 
 /// Connects to `ws://…` or `wss://…`.
-pub(super) async fn connect(endpoint: &str, headers: HeaderMap, traffic: Arc<Traffic>) -> Result<Wire, Fault> {
+pub(super) async fn connect(
+    endpoint: &str,
+    headers: HeaderMap,
+    traffic: Arc<Traffic>,
+) -> Result<Wire, Fault> {
     let broken = |what: String| Fault::new(format!("cannot connect to {endpoint}: {what}"));
-    let uri: Uri = endpoint.parse().map_err(|error| broken(format!("no address: {error}")))?;
+    let uri: Uri = endpoint
+        .parse()
+        .map_err(|error| broken(format!("no address: {error}")))?;
     let mut stream = open(&uri).await.map_err(broken)?;
     let rest = greet(&mut stream, &uri, &headers).await.map_err(broken)?;
 
     let config = WebSocketConfig::default()
         .max_message_size(Some(limits::MESSAGE_BYTES))
         .max_frame_size(Some(limits::MESSAGE_BYTES));
-    let socket: Socket =
-        WebSocketStream::from_partially_read(stream, rest, Role::Client, Some(config)).await;
+    let socket: Socket = WebSocketStream::from_partially_read(stream, rest, Role::Client, Some(config)).await;
     let (sink, frames) = socket.split();
     Ok(Wire::new(Frames(frames), Sink(sink), traffic))
 }
 
 async fn open(uri: &Uri) -> Result<Box<dyn Stream>, String> {
     let secure = uri.scheme_str() == Some("wss");
-    let host = uri.host().ok_or("the address names no host")?.trim_matches(['[', ']']);
+    let host = uri
+        .host()
+        .ok_or("the address names no host")?
+        .trim_matches(['[', ']']);
     let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
-    let stream = TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
+    let stream = TcpStream::connect((host, port))
+        .await
+        .map_err(|error| error.to_string())?;
     let _ = stream.set_nodelay(true);
     if !secure {
         return Ok(Box::new(stream));
     }
     let config = tls::client().map_err(|error| error.to_string())?;
     let name = rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
-    let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+    let stream = tokio_rustls::TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await;
     Ok(Box::new(stream.map_err(|error| error.to_string())?))
 }
 
@@ -68,9 +80,19 @@ async fn open(uri: &Uri) -> Result<Box<dyn Stream>, String> {
 ///
 /// It is done here because the library refuses a server that chooses no subprotocol when one was offered,
 /// and many servers know of none.
-async fn greet(stream: &mut (impl Stream + ?Sized), uri: &Uri, headers: &HeaderMap) -> Result<Vec<u8>, String> {
-    const OWN: [&str; 6] =
-        ["host", "connection", "upgrade", "sec-websocket-version", "sec-websocket-key", "sec-websocket-protocol"];
+async fn greet(
+    stream: &mut (impl Stream + ?Sized),
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Result<Vec<u8>, String> {
+    const OWN: [&str; 6] = [
+        "host",
+        "connection",
+        "upgrade",
+        "sec-websocket-version",
+        "sec-websocket-key",
+        "sec-websocket-protocol",
+    ];
     let key = generate_key();
     let host = uri.authority().map_or("", |authority| authority.as_str());
     // What stands before an @ is no part of the host.
@@ -88,7 +110,10 @@ async fn greet(stream: &mut (impl Stream + ?Sized), uri: &Uri, headers: &HeaderM
         request.extend_from_slice(b"\r\n");
     }
     request.extend_from_slice(b"\r\n");
-    stream.write_all(&request).await.map_err(|error| error.to_string())?;
+    stream
+        .write_all(&request)
+        .await
+        .map_err(|error| error.to_string())?;
     stream.flush().await.map_err(|error| error.to_string())?;
 
     let (head, rest) = read_head(stream).await?;
@@ -120,7 +145,10 @@ fn check_answer(head: &str, accept: &str) -> Result<(), String> {
     let mut lines = head.split("\r\n");
     let status = lines.next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("101") {
-        return Err(format!("it answered the handshake with {:?}", super::fault::bounded(status)));
+        return Err(format!(
+            "it answered the handshake with {:?}",
+            super::fault::bounded(status)
+        ));
     }
     let header = |name: &str| {
         head.split("\r\n").skip(1).find_map(|line| {
@@ -136,7 +164,10 @@ fn check_answer(head: &str, accept: &str) -> Result<(), String> {
     }
     match header("sec-websocket-protocol") {
         None | Some("mcp") => Ok(()),
-        Some(other) => Err(format!("it chose the subprotocol {:?}, which was not offered", super::fault::bounded(other))),
+        Some(other) => Err(format!(
+            "it chose the subprotocol {:?}, which was not offered",
+            super::fault::bounded(other)
+        )),
     }
 }
 
@@ -152,9 +183,13 @@ impl FrameRead for Frames {
                 Some(Ok(Message::Binary(bytes))) => return Ok(Some(bytes)),
                 // Pings are answered by the library.
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
-                Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed | Error::AlreadyClosed)) => return Ok(None),
+                Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed | Error::AlreadyClosed)) => {
+                    return Ok(None);
+                }
                 Some(Err(Error::Capacity(_))) => return Err(too_long()),
-                Some(Err(Error::Io(error))) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+                Some(Err(Error::Io(error))) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                    return Ok(None);
+                }
                 Some(Err(error)) => return Err(format!("its WebSocket broke: {error}")),
             }
         }
@@ -167,7 +202,10 @@ struct Sink(SplitSink<Socket, Message>);
 impl FrameWrite for Sink {
     async fn write(&mut self, message: Vec<u8>) -> Result<(), String> {
         let text = Utf8Bytes::try_from(message).map_err(|error| error.to_string())?;
-        self.0.send(Message::Text(text)).await.map_err(|error| format!("its WebSocket broke: {error}"))
+        self.0
+            .send(Message::Text(text))
+            .await
+            .map_err(|error| format!("its WebSocket broke: {error}"))
     }
 
     async fn close(&mut self) {
@@ -183,7 +221,10 @@ mod tests {
     fn only_a_whole_answer_to_our_key_is_taken() {
         let good = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nsec-websocket-accept: k";
         assert_eq!(check_answer(good, "k"), Ok(()));
-        assert_eq!(check_answer(&format!("{good}\r\nSec-WebSocket-Protocol: mcp"), "k"), Ok(()));
+        assert_eq!(
+            check_answer(&format!("{good}\r\nSec-WebSocket-Protocol: mcp"), "k"),
+            Ok(())
+        );
         for (bad, word) in [
             (good.replace("101", "401"), "401"),
             (good.replace("WebSocket", "h2c"), "switch"),

@@ -27,10 +27,18 @@ use oubliette_tools::{
     upstream::{Upstream, UpstreamSpec},
 };
 use parking_lot::Mutex;
-use rmcp::{ServiceExt, transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager}};
+use rmcp::{
+    ServiceExt,
+    transport::streamable_http_server::{
+        StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
+    },
+};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch};
-use tokio_tungstenite::tungstenite::{self, Message, handshake::server::{Request, Response}};
+use tokio_tungstenite::tungstenite::{
+    self, Message,
+    handshake::server::{Request, Response},
+};
 use tokio_util::sync::CancellationToken;
 
 use server::ToolServer;
@@ -53,7 +61,10 @@ pub struct Recorder {
 
 impl Recorder {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { events: Mutex::default(), count: watch::Sender::new(0) })
+        Arc::new(Self {
+            events: Mutex::default(),
+            count: watch::Sender::new(0),
+        })
     }
 
     pub fn all(&self) -> Vec<DebugBody> {
@@ -107,12 +118,17 @@ pub struct Bench {
 impl Bench {
     /// For this `tool.json`.
     pub fn new(definition: Value) -> Self {
-        let ToolDefinition::Mcp(server) = ToolDefinition::from_value(definition).unwrap() else { panic!("no server") };
+        let ToolDefinition::Mcp(server) = ToolDefinition::from_value(definition).unwrap() else {
+            panic!("no server")
+        };
         let recorder = Recorder::new();
         let workspace = tempfile::tempdir().unwrap();
         let host: Arc<dyn Sandbox> = Arc::new(Host::new(program()));
         let spec = UpstreamSpec {
-            trust: Arc::new(Trust { host_tools: vec![server.id.clone()], ..Trust::default() }),
+            trust: Arc::new(Trust {
+                host_tools: vec![server.id.clone()],
+                ..Trust::default()
+            }),
             server,
             agent: "tester".parse().unwrap(),
             workspace: workspace.path().to_path_buf(),
@@ -123,7 +139,11 @@ impl Bench {
             debug: recorder.clone(),
             proxy_socket: None,
         };
-        Self { recorder, workspace, spec }
+        Self {
+            recorder,
+            workspace,
+            spec,
+        }
     }
 
     /// Starts it and waits for the end of the first start.
@@ -145,8 +165,15 @@ impl Bench {
 /// The test server and inner stage, built with this crate's tests.
 pub fn program() -> PathBuf {
     let here = std::env::current_exe().unwrap();
-    let program = here.parent().and_then(Path::parent).unwrap().join("examples/tool_server");
-    assert!(program.exists(), "build it first: cargo build -p oubliette-tools --examples");
+    let program = here
+        .parent()
+        .and_then(Path::parent)
+        .unwrap()
+        .join("examples/tool_server");
+    assert!(
+        program.exists(),
+        "build it first: cargo build -p oubliette-tools --examples"
+    );
     program
 }
 
@@ -176,8 +203,14 @@ pub fn object(value: Value) -> Object {
 
 /// Calls a tool and gives the text of its result.
 pub async fn ask(upstream: &Upstream, tool: &str, arguments: Value) -> String {
-    let called = soon(tool, upstream.call(tool, object(arguments), &CallContext::default())).await;
-    called.unwrap_or_else(|error| panic!("{tool}: {error}")).joined_text()
+    let called = soon(
+        tool,
+        upstream.call(tool, object(arguments), &CallContext::default()),
+    )
+    .await;
+    called
+        .unwrap_or_else(|error| panic!("{tool}: {error}"))
+        .joined_text()
 }
 
 /// A server definition for tests that build their own spec.
@@ -223,14 +256,19 @@ pub async fn ws_server(subprotocol: Subprotocol, seen: Arc<Mutex<Vec<(String, St
                 #[allow(clippy::result_large_err, reason = "the library's signature")]
                 let callback = |request: &Request, mut response: Response| {
                     for (name, value) in request.headers() {
-                        seen.lock().push((name.to_string(), value.to_str().unwrap_or_default().to_owned()));
+                        seen.lock()
+                            .push((name.to_string(), value.to_str().unwrap_or_default().to_owned()));
                     }
                     if let Subprotocol::Chosen = subprotocol {
-                        response.headers_mut().insert("sec-websocket-protocol", "mcp".parse().unwrap());
+                        response
+                            .headers_mut()
+                            .insert("sec-websocket-protocol", "mcp".parse().unwrap());
                     }
                     Ok::<_, tungstenite::handshake::server::ErrorResponse>(response)
                 };
-                let socket = tokio_tungstenite::accept_hdr_async(stream, callback).await.unwrap();
+                let socket = tokio_tungstenite::accept_hdr_async(stream, callback)
+                    .await
+                    .unwrap();
                 let (sink, stream) = socket.split();
                 let sink = sink.with(|message: rmcp::model::ServerJsonRpcMessage| async move {
                     Ok::<_, tungstenite::Error>(Message::text(serde_json::to_string(&message).unwrap()))
@@ -238,7 +276,10 @@ pub async fn ws_server(subprotocol: Subprotocol, seen: Arc<Mutex<Vec<(String, St
                 let stream = stream.filter_map(|message| async move {
                     serde_json::from_str(message.ok()?.to_text().ok()?).ok()
                 });
-                if let Ok(service) = ToolServer::default().serve((Box::pin(sink), Box::pin(stream))).await {
+                if let Ok(service) = ToolServer::default()
+                    .serve((Box::pin(sink), Box::pin(stream)))
+                    .await
+                {
                     let _ = service.waiting().await;
                 }
             });
@@ -254,7 +295,9 @@ pub async fn http_server(
     address: Option<SocketAddr>,
     stop: CancellationToken,
 ) -> SocketAddr {
-    let listener = TcpListener::bind(address.unwrap_or(([127, 0, 0, 1], 0).into())).await.unwrap();
+    let listener = TcpListener::bind(address.unwrap_or(([127, 0, 0, 1], 0).into()))
+        .await
+        .unwrap();
     let address = listener.local_addr().unwrap();
     let service = StreamableHttpService::new(
         move || Ok(handler.clone()),
@@ -264,7 +307,8 @@ pub async fn http_server(
     let router = axum::Router::new().fallback_service(service);
     tokio::spawn(async move {
         // Connections do not outlive the server, as when its process is killed.
-        stop.run_until_cancelled_owned(async move { axum::serve(listener, router).await }).await
+        stop.run_until_cancelled_owned(async move { axum::serve(listener, router).await })
+            .await
     });
     address
 }

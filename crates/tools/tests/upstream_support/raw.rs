@@ -29,7 +29,10 @@ impl Peer {
     /// The next message with this method, others passed over.
     pub async fn method(&mut self, method: &str) -> Value {
         loop {
-            let message = self.next().await.unwrap_or_else(|| panic!("closed before {method}"));
+            let message = self
+                .next()
+                .await
+                .unwrap_or_else(|| panic!("closed before {method}"));
             if message["method"] == method {
                 return message;
             }
@@ -45,12 +48,14 @@ impl Peer {
     }
 
     pub async fn answer(&mut self, request: &Value, result: Value) {
-        self.send(json!({"jsonrpc":"2.0","id":request["id"],"result":result})).await;
+        self.send(json!({"jsonrpc":"2.0","id":request["id"],"result":result}))
+            .await;
     }
 
     pub async fn refuse(&mut self, request: &Value, code: i64, message: &str) {
         let error = json!({"code":code,"message":message});
-        self.send(json!({"jsonrpc":"2.0","id":request["id"],"error":error})).await;
+        self.send(json!({"jsonrpc":"2.0","id":request["id"],"error":error}))
+            .await;
     }
 
     /// Answers `initialize`.
@@ -81,7 +86,10 @@ pub fn hello() -> Value {
 
 /// Tools with these names.
 pub fn tools(names: &[&str]) -> Value {
-    names.iter().map(|name| json!({"name":name,"inputSchema":{"type":"object"}})).collect()
+    names
+        .iter()
+        .map(|name| json!({"name":name,"inputSchema":{"type":"object"}}))
+        .collect()
 }
 
 /// Listens, and gives every connection to `serve`.
@@ -95,9 +103,15 @@ where
     let serve = Arc::new(serve);
     tokio::spawn(async move {
         for number in 0.. {
-            let Ok((stream, _)) = listener.accept().await else { return };
+            let Ok((stream, _)) = listener.accept().await else {
+                return;
+            };
             let (read, write) = stream.into_split();
-            tokio::spawn(serve(Peer { lines: BufReader::new(read).lines(), write, number }));
+            tokio::spawn(serve(Peer {
+                lines: BufReader::new(read).lines(),
+                write,
+                number,
+            }));
         }
     });
     address

@@ -8,8 +8,9 @@ use std::sync::{
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
-        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ListToolsResult, PaginatedRequestParams,
-        ProgressNotificationParam, ServerCapabilities, ServerConfig, SubscriptionFilter, Tool,
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ListToolsResult,
+        PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities, ServerConfig,
+        SubscriptionFilter, Tool,
     },
     service::{RequestContext, SubscriptionContext},
 };
@@ -26,18 +27,29 @@ pub struct ToolServer {
 
 impl Default for ToolServer {
     fn default() -> Self {
-        let page = std::env::var("TOOL_SERVER_PAGE").ok().and_then(|page| page.parse().ok()).unwrap_or(100);
-        Self { cancelled: Arc::default(), grown: Arc::new(watch::Sender::new(0)), page }
+        let page = std::env::var("TOOL_SERVER_PAGE")
+            .ok()
+            .and_then(|page| page.parse().ok())
+            .unwrap_or(100);
+        Self {
+            cancelled: Arc::default(),
+            grown: Arc::new(watch::Sender::new(0)),
+            page,
+        }
     }
 }
 
 impl ToolServer {
     fn tools(&self) -> Vec<Tool> {
         let object: Map<String, Value> = Map::from_iter([("type".to_owned(), json!("object"))]);
-        let fixed = ["echo", "sleep", "progress", "rich", "crash", "grow", "env", "cwd", "pid", "read", "log"];
+        let fixed = [
+            "echo", "sleep", "progress", "rich", "crash", "grow", "env", "cwd", "pid", "read", "log",
+        ];
         let grown = (0..*self.grown.borrow()).map(|n| format!("grown{n}"));
         let names = fixed.into_iter().map(str::to_owned).chain(grown);
-        names.map(|name| Tool::new(name.clone(), format!("The tool {name}."), object.clone())).collect()
+        names
+            .map(|name| Tool::new(name.clone(), format!("The tool {name}."), object.clone()))
+            .collect()
     }
 }
 
@@ -47,7 +59,12 @@ fn text(text: impl Into<String>) -> CallToolResult {
 
 impl ServerHandler for ToolServer {
     fn get_info(&self) -> ServerConfig {
-        ServerConfig::new(ServerCapabilities::builder().enable_tools().enable_tool_list_changed().build())
+        ServerConfig::new(
+            ServerCapabilities::builder()
+                .enable_tools()
+                .enable_tool_list_changed()
+                .build(),
+        )
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
@@ -74,7 +91,10 @@ impl ServerHandler for ToolServer {
         _context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let tools = self.tools();
-        let from = request.and_then(|page| page.cursor).and_then(|cursor| cursor.parse().ok()).unwrap_or(0usize);
+        let from = request
+            .and_then(|page| page.cursor)
+            .and_then(|cursor| cursor.parse().ok())
+            .unwrap_or(0usize);
         let to = (from + self.page).min(tools.len());
         let mut page = ListToolsResult::with_all_items(tools[from..to].to_vec());
         page.next_cursor = (to < tools.len()).then(|| to.to_string());
@@ -87,7 +107,13 @@ impl ServerHandler for ToolServer {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let arguments = request.arguments.unwrap_or_default();
-        let string = |key: &str| arguments.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let string = |key: &str| {
+            arguments
+                .get(key)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
         let number = |key: &str| arguments.get(key).and_then(Value::as_u64).unwrap_or_default();
         let result = match &*request.name {
             "echo" => text(string("text")),
@@ -118,6 +144,7 @@ impl ServerHandler for ToolServer {
                 result.is_error = Some(true);
                 result
             }
+            #[allow(clippy::disallowed_methods, reason = "to die in the middle of a call is the point")]
             "crash" => std::process::exit(number("code") as i32),
             "grow" => {
                 self.grown.send_modify(|grown| *grown += 1);
