@@ -122,7 +122,11 @@ fn start(plan: Plan) -> io::Result<Launched> {
     inherited.extend(args.iter().map(|(read, _)| (read.as_fd(), ARGS)));
     inherited.extend(info.iter().map(|(_, write)| (write.as_fd(), INFO)));
 
-    let pid = spawn(&plan.program, &plan.argv, &inherited)?;
+    let spawn = || spawn(&plan.program, &plan.argv, &inherited);
+    let pid = match &plan.group {
+        Some(group) => group.around(spawn)?,
+        None => spawn()?,
+    };
     let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
         Err(error) => {

@@ -9,16 +9,7 @@ use std::path::{Path, PathBuf};
 const ROOTS: [&str; 7] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
 /// Parts of `/etc` that are seen as they are: they change while the server runs, and hold no secret.
-const ETC_LIVE: [&str; 8] = [
-    "ssl",
-    "pki",
-    "ca-certificates",
-    "alternatives",
-    "ld.so.cache",
-    "crypto-policies",
-    "java",
-    "fonts",
-];
+const ETC_LIVE: [&str; 5] = ["ssl", "pki", "alternatives", "ld.so.cache", "crypto-policies"];
 
 /// Small files of `/etc` that are copied once: each one mounted would cost every start.
 const ETC_COPIED: [&str; 8] = [
