@@ -1,6 +1,6 @@
 //! The server itself.
 
-use oubliette_protocol::{Result, Scope};
+use oubliette_protocol::{Result, Scope, duration::Span};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -39,6 +39,10 @@ impl Tool for ServerInfo {
                 "workspace_mb": config.sandbox.workspace_mb,
                 "max_depth": config.session.max_depth,
                 "max_sessions": config.session.max_sessions,
+                "caller_timeout": Span(config.relay.caller_timeout),
+                "reconnect_grace": Span(config.relay.reconnect_grace),
+                "drain_timeout": Span(config.drain_timeout),
+                "turn_timeout": Span(config.session.turn_timeout),
             },
             "scope": call.grant.scope(),
             "project_id": call.grant.project(),

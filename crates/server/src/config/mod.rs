@@ -117,6 +117,8 @@ pub struct SandboxConfig {
 pub struct SessionLimits {
     /// How long an idle session keeps its agent.
     pub idle_sleep: Duration,
+    /// How long an agent may take to start and answer.
+    pub start_timeout: Duration,
     /// How long one turn may take.
     pub turn_timeout: Duration,
     /// How deep sessions may start sessions.
@@ -218,6 +220,7 @@ impl Config {
             egress_allow: raw.egress.allow,
             session: SessionLimits {
                 idle_sleep: span(raw.session.idle_sleep, 600_000),
+                start_timeout: span(raw.session.start_timeout, 30_000),
                 turn_timeout: span(raw.session.turn_timeout, 3_600_000),
                 max_depth: raw.session.max_depth.unwrap_or(3),
                 max_sessions: raw.session.max_sessions.unwrap_or(50),
@@ -237,6 +240,7 @@ impl Config {
             drain_timeout: self.drain_timeout,
             turn_timeout: self.session.turn_timeout,
             idle_sleep: self.session.idle_sleep,
+            initialize_timeout: self.session.start_timeout,
             max_depth: self.session.max_depth,
             max_sessions: self.session.max_sessions,
             limits: Limits {

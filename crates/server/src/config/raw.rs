@@ -140,6 +140,8 @@ pub struct RawEgress {
 pub struct RawSession {
     /// How long an idle session keeps its agent process.
     pub idle_sleep: Option<Span>,
+    /// How long an agent may take to start and answer.
+    pub start_timeout: Option<Span>,
     /// How long one turn may take.
     pub turn_timeout: Option<Span>,
     /// How deep sessions may start sessions.

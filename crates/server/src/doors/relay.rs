@@ -115,7 +115,7 @@ impl Connection {
                 let origin = Origin::Inside { api_key: Some(api_key) };
                 plane.call_value(Wanted::Own(tool), arguments_object(arguments)?, origin, ctx).await
             }
-            method::AGENT_TOOLS => Ok(json!({ "tools": plane.agent_tools() })),
+            method::AGENT_TOOLS => Ok(json!({ "tools": plane.agent_tools(), "base": plane.base_tools() })),
             method::AGENT_CALL_TOOL => {
                 let AgentCallParams { tool, arguments } = read(params)?;
                 let result = plane.call(Wanted::Catalog(tool), arguments_object(arguments)?, keyless, ctx).await?;
