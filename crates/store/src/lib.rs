@@ -7,13 +7,13 @@
 //!
 //! - [`open`]: creating, migrating and locking the database; why it cannot be opened, with the remedy.
 //! - [`store`]: [`Store`], which everything hangs on.
-//! - [`writer`](crate::store): one task owns the one connection that writes. It takes all that waits, commits it as one
+//! - `writer`: one task owns the one connection that writes. It takes all that waits, commits it as one
 //!   group and only then answers, so that a commit is shared by everybody who asked meanwhile.
 //! - [`log`]: the event log and the debugger: appended by the writer, replayed from the database, then
 //!   followed live from a small ring.
 //! - [`tables`]: the rest, a file a noun. Reads go through a small pool and never wait for the writer.
 //! - [`page`]: lists in pages, by opaque cursors.
-//! - [`fault`]: what a database error means to whoever asked.
+//! - `fault`: what a database error means to whoever asked.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![allow(

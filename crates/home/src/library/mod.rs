@@ -1,8 +1,8 @@
 //! Agents and catalog in memory, following the files in the home.
 //!
-//! - [`shelf`]: one kind of definition as it lies on disk, and the last good state of each.
-//! - [`edit`]: definitions written and removed through Oubliette.
-//! - [`watch`]: hand edits, seen as they happen.
+//! - `shelf`: one kind of definition as it lies on disk, and the last good state of each.
+//! - `edit`: definitions written and removed through Oubliette.
+//! - `watch`: hand edits, seen as they happen.
 //!
 //! Readers take a snapshot and never wait for a disk. A broken edit keeps the last good definition, and
 //! the entry's `error` says what is wrong.

@@ -1,6 +1,6 @@
 //! The two logs: every session's events, and the debugger's.
 //!
-//! - [`tail`]: the live end of a log: how far it is committed, and a ring of what came last.
+//! - `tail`: the live end of a log: how far it is committed, and a ring of what came last.
 //! - [`follow`]: replay from the database, then live, with no gap and no repeat at the seam.
 //! - [`events`], [`debugger`]: the logs themselves.
 //!

@@ -13,6 +13,7 @@ use sqlx::{ConnectOptions, Row, SqliteConnection, sqlite::SqliteConnectOptions};
 use super::{
     batch,
     job::{Counter, EventJob, Survives, Task, Tx},
+    slot::{Slot, fail, guarded},
 };
 use crate::{
     fault::Fault,
@@ -45,23 +46,6 @@ pub(super) struct Writer {
 struct Place {
     log: i64,
     next: i64,
-}
-
-/// A task in a group, and how it went.
-enum Slot {
-    Events {
-        job: EventJob,
-        events: Vec<Arc<Event>>,
-        refused: Option<Error>,
-    },
-    Work {
-        job: Box<dyn super::job::Job>,
-        refused: Option<Error>,
-    },
-    Debug {
-        job: DebugJob,
-        recorded: Option<Recorded>,
-    },
 }
 
 /// Where a group broke.
@@ -111,7 +95,10 @@ impl Writer {
             Task::Work(job) => Some(Slot::Work { job, refused: None }),
             Task::Close => None,
         });
-        let debug = debug.into_iter().map(|job| Slot::Debug { job, recorded: None });
+        let debug = debug.into_iter().map(|job| Slot::Debug {
+            job: Box::new(job),
+            recorded: None,
+        });
         let mut slots: Vec<Slot> = tasks.chain(debug).collect();
         if slots.is_empty() {
             return;
@@ -176,6 +163,10 @@ impl Writer {
             sqlx::query(level).execute(&mut self.tx.db).await?;
             self.synced = survives;
         }
+        if self.logs.len() > REMEMBERED {
+            // Only between groups: within one, it knows places that the database does not know yet.
+            self.logs.clear();
+        }
         self.tx.now = crate::now();
         self.tx.gone.clear();
         sqlx::query("BEGIN IMMEDIATE").execute(&mut self.tx.db).await?;
@@ -233,9 +224,6 @@ impl Writer {
 
     /// Gives events their places in their session's log.
     async fn place(&mut self, job: &EventJob) -> Result<Vec<Arc<Event>>, Fault> {
-        if self.logs.len() > REMEMBERED {
-            self.logs.clear();
-        }
         let mut place = match self.logs.get(&job.session) {
             Some(place) => *place,
             None => self.find_place(&job.session).await?,
@@ -395,88 +383,6 @@ impl Writer {
         }
         for slot in slots {
             slot.answer(None);
-        }
-    }
-}
-
-/// Applies one job so that refusing it leaves no trace of it.
-async fn guarded(
-    tx: &mut Tx,
-    alone: bool,
-    job: &mut Box<dyn super::job::Job>,
-) -> Result<Option<Error>, Fault> {
-    let gone = tx.gone.len();
-    if !alone {
-        sqlx::query("SAVEPOINT job").execute(&mut tx.db).await?;
-    }
-    let outcome = job.apply(tx).await;
-    if matches!(outcome, Err(Fault::Refused(_))) {
-        tx.gone.truncate(gone);
-    }
-    match (outcome, alone) {
-        (Ok(()), true) => Ok(None),
-        (Ok(()), false) => {
-            sqlx::query("RELEASE SAVEPOINT job").execute(&mut tx.db).await?;
-            Ok(None)
-        }
-        (Err(Fault::Refused(error)), true) => {
-            sqlx::query("ROLLBACK").execute(&mut tx.db).await?;
-            sqlx::query("BEGIN IMMEDIATE").execute(&mut tx.db).await?;
-            Ok(Some(error))
-        }
-        (Err(Fault::Refused(error)), false) => {
-            sqlx::query("ROLLBACK TO SAVEPOINT job")
-                .execute(&mut tx.db)
-                .await?;
-            sqlx::query("RELEASE SAVEPOINT job").execute(&mut tx.db).await?;
-            Ok(Some(error))
-        }
-        (Err(fault), _) => Err(fault),
-    }
-}
-
-fn fail(slots: Vec<Slot>, error: &Error) {
-    for slot in slots {
-        slot.answer(Some(error));
-    }
-}
-
-impl Slot {
-    fn survives(&self) -> Survives {
-        match self {
-            Slot::Work { job, .. } => job.survives(),
-            Slot::Events { .. } | Slot::Debug { .. } => Survives::Crash,
-        }
-    }
-
-    /// Tells whoever asked. They may have gone; what is written stands all the same.
-    fn answer(self, failed: Option<&Error>) {
-        match self {
-            Slot::Work { job, refused } => {
-                job.answer(failed.cloned().or(refused).map_or(Ok(()), Err));
-            }
-            Slot::Events { job, events, refused } => {
-                let failed = failed.cloned().or(refused);
-                match (job.reply, failed) {
-                    (Some(reply), failed) => drop(reply.send(failed.map_or(Ok(events), Err))),
-                    (None, Some(error)) => {
-                        let (session, error) = (&job.session, error.for_log());
-                        tracing::warn!(%session, %error, "an event was not written");
-                    }
-                    (None, None) => {}
-                }
-            }
-            Slot::Debug { job, .. } => {
-                let failed = failed.cloned();
-                match job.reply {
-                    Some(reply) => drop(reply.send(failed.map_or(Ok(()), Err))),
-                    None => {
-                        if let Some(error) = failed {
-                            tracing::warn!(error = %error.for_log(), "a debugger event was not written");
-                        }
-                    }
-                }
-            }
         }
     }
 }

@@ -3,11 +3,13 @@
 //!
 //! - [`job`]: what a write is.
 //! - [`group`]: one group from begin to commit, and what happens when a part of it fails.
+//! - [`slot`]: one task of a group.
 //! - [`batch`]: many rows in few statements.
 
 mod batch;
 mod group;
 mod job;
+mod slot;
 
 use std::{fs::File, sync::Arc};
 
