@@ -600,6 +600,10 @@ async fn it_says_what_it_is() {
     let wrong = run("--nonsense").await;
     assert_eq!(wrong.status.code(), Some(2));
     assert!(wrong.stdout.is_empty());
+    // Started by anyone but the server, the inner stage says so and does nothing.
+    let inner = run("sandbox-init").await;
+    assert!(!inner.status.success() && inner.stdout.is_empty());
+    assert!(String::from_utf8(inner.stderr).unwrap().contains("sandbox-init"));
 }
 
 #[tokio::test]
