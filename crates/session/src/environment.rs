@@ -57,6 +57,14 @@ pub(crate) fn surroundings(deps: &Deps, plan: &Blueprint, minted: Option<String>
     env.extend(given(&plan.workspace.env));
     // What is read from the server's environment is for the agent; its values are hidden elsewhere.
     let secrets = Secrets::new();
+    if let Some((provider, model)) = definition
+        .model
+        .as_deref()
+        .and_then(|model| model.split_once('/'))
+        && let Some(name) = model_variable(deps, provider)
+    {
+        env.insert(name.into(), model.to_owned());
+    }
     let mut expand = |set: &IndexMap<String, String>| -> Result<()> {
         for (name, value) in set {
             env.insert(name.clone(), deps.trust.expand(value, &*deps.env, &secrets)?);
@@ -98,6 +106,16 @@ pub(crate) fn surroundings(deps: &Deps, plan: &Blueprint, minted: Option<String>
         agent: env.into_iter().collect(),
         client,
         config_file,
+    })
+}
+
+/// The variable by which agents we know take their model.
+fn model_variable(deps: &Deps, provider: &str) -> Option<&'static str> {
+    let provider = deps.gateway.providers().find(|known| known.name == provider)?;
+    Some(match provider.style {
+        AuthStyle::Anthropic => "ANTHROPIC_MODEL",
+        AuthStyle::Gemini => "GEMINI_MODEL",
+        AuthStyle::Bearer => "OPENAI_MODEL",
     })
 }
 

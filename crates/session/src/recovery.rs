@@ -29,7 +29,7 @@ impl Sessions {
 
     async fn recover_one(&self, row: SessionRow) -> Result<()> {
         let mut events: Vec<EventBody> = Vec::new();
-        for request_id in self.open_in_log(&row.session_id).await? {
+        for request_id in self.open_in_log(&row).await? {
             events.push(EventBody::CallerToolDone {
                 request_id,
                 outcome: Outcome::Disconnected,
@@ -78,10 +78,22 @@ impl Sessions {
         Ok(())
     }
 
-    /// Caller requests in the log without an end.
-    async fn open_in_log(&self, id: &SessionId) -> Result<BTreeSet<RequestId>> {
+    /// Caller requests in the log without an end. An idle session's are near the end of it: only calls
+    /// from outside can have been open, and nothing else was being written.
+    async fn open_in_log(&self, row: &SessionRow) -> Result<BTreeSet<RequestId>> {
+        let id = &row.session_id;
         let mut open = BTreeSet::new();
-        let mut since = -1;
+        let mut since = match row.status {
+            Status::Idle => self
+                .deps
+                .store
+                .events()
+                .last_index(id)
+                .await?
+                .saturating_sub(MAX_EVENTS as i64)
+                .max(-1),
+            Status::Starting | Status::Running | Status::Switching | Status::Ended | Status::Failed => -1,
+        };
         loop {
             let page = self.deps.store.events().read(id, since, MAX_EVENTS).await?;
             let Some(last) = page.last() else { return Ok(open) };

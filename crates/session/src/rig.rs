@@ -19,6 +19,7 @@ use oubliette_protocol::{
 };
 use oubliette_sandbox::{Forward, Mount, Socket, Spec};
 use oubliette_tools::{BuildSpec, Context, DebugSink, Plane};
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -86,9 +87,7 @@ impl Rig {
         site.plane.install(context);
         if let Err(error) = host.open(before, &site.deps.config).await {
             host.stop().await;
-            if let Some(context) = site.plane.take() {
-                context.teardown().await;
-            }
+            site.clear().await;
             return Err(error);
         }
         Ok(Self {
@@ -115,8 +114,42 @@ impl Rig {
         if let Some(host) = self.host {
             host.stop().await;
         }
-        if let Some(context) = site.plane.take() {
+        site.clear().await;
+    }
+}
+
+impl Site {
+    /// Closes the plane and takes down what it held, also when no rig came of it.
+    pub(crate) async fn clear(&self) {
+        if let Some(context) = self.plane.take() {
             context.teardown().await;
+        }
+    }
+}
+
+/// A context being built. Dropped half way, it is built to the end and taken down in order: its servers
+/// are processes, and none may be left behind.
+struct Building(Option<JoinHandle<Result<Arc<Context>>>>);
+
+impl Building {
+    async fn done(mut self) -> Result<Arc<Context>> {
+        let Some(task) = &mut self.0 else {
+            return Err(Error::internal("a context is built once"));
+        };
+        let built = task.await;
+        self.0 = None;
+        built.map_err(Error::internal)?
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        if let (Some(task), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(async move {
+                if let Ok(Ok(context)) = task.await {
+                    context.teardown().await;
+                }
+            });
         }
     }
 }
@@ -129,7 +162,7 @@ async fn context(site: &Site, plan: &Blueprint) -> Result<Arc<Context>> {
         entries,
     });
     let proxy = site.sockets.join("proxy.sock");
-    Context::build(BuildSpec {
+    let spec = BuildSpec {
         session_id: site.session.clone(),
         agent: plan.agent().clone(),
         definition: plan.entry.definition.clone(),
@@ -145,8 +178,8 @@ async fn context(site: &Site, plan: &Blueprint) -> Result<Arc<Context>> {
         env: deps.env.clone(),
         debug,
         proxy_socket: Some(proxy),
-    })
-    .await
+    };
+    Building(Some(tokio::spawn(Context::build(spec)))).done().await
 }
 
 /// Starts the agent's process and gets to know it.
@@ -172,6 +205,10 @@ async fn introduced(site: &Site, plan: &Blueprint) -> Result<Host> {
         permissions: plan.entry.definition.permissions,
         memory: MemoryDesk::new(deps.store.clone(), site.session.clone(), plan.agent().clone()),
         client_env: around.client.clone(),
+        prompt: match plan.entry.definition.runtime {
+            Runtime::Builtin => None,
+            Runtime::Acp { .. } => Some(plan.entry.definition.prompt.clone()),
+        },
         spec: spec(site, plan, around, &home),
     };
     let mut host = Host::spawn(&deps.sandbox, start, deps.config.voice.clone()).await?;

@@ -45,6 +45,9 @@ use crate::config::{SessionConfig, Voice};
 /// The name `oubliette-client` has as the agent's MCP server.
 const SERVER_NAME: &str = "oubliette";
 
+/// How long an agent that closed its output has to exit and be read to the end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// What an agent is started with.
 pub(crate) struct Start {
     pub(crate) spec: Spec,
@@ -52,6 +55,8 @@ pub(crate) struct Start {
     pub(crate) client_env: Vec<(String, String)>,
     pub(crate) permissions: Permissions,
     pub(crate) memory: MemoryDesk,
+    /// The agent's instructions, for agents that take them with their conversation.
+    pub(crate) prompt: Option<String>,
 }
 
 /// A running agent.
@@ -63,6 +68,7 @@ pub(crate) struct Host {
     memory: MemoryDesk,
     client: McpServerStdio,
     cwd: PathBuf,
+    prompt: Option<String>,
     /// The agent's own id of the conversation, once it is open.
     conversation: Option<String>,
     can_load: bool,
@@ -90,6 +96,7 @@ impl Host {
             client_env,
             permissions,
             memory,
+            prompt,
         } = start;
         let running = sandbox.spawn(spec).await.map_err(sandbox_error)?;
         let paths = running.paths;
@@ -111,6 +118,7 @@ impl Host {
             memory,
             client,
             cwd: paths.see(oubliette_sandbox::spec::WORKSPACE),
+            prompt,
             conversation: None,
             can_load: false,
             cancelling: false,
@@ -153,9 +161,15 @@ impl Host {
     /// Opens the conversation: the old one where there is one and the agent can load it, else a new one.
     pub(crate) async fn open(&mut self, before: Option<&str>, config: &SessionConfig) -> Result<()> {
         let servers = vec![McpServer::Stdio(self.client.clone())];
+        // ACP has no stable field for it; this is where agents that take instructions look for them.
+        let meta = self.prompt.as_ref().map(|prompt| {
+            let append = serde_json::json!({ "append": prompt });
+            serde_json::Map::from_iter([("systemPrompt".to_owned(), append)])
+        });
         if let Some(before) = before.filter(|_| self.can_load) {
-            let request =
-                LoadSessionRequest::new(before.to_owned(), self.cwd.clone()).mcp_servers(servers.clone());
+            let request = LoadSessionRequest::new(before.to_owned(), self.cwd.clone())
+                .mcp_servers(servers.clone())
+                .meta(meta.clone());
             match self.ask("session/load", &request, config.open_timeout).await {
                 Ok(_) => {
                     self.conversation = Some(before.to_owned());
@@ -168,7 +182,9 @@ impl Host {
                 Err(error) => return Err(error),
             }
         }
-        let request = NewSessionRequest::new(self.cwd.clone()).mcp_servers(servers);
+        let request = NewSessionRequest::new(self.cwd.clone())
+            .mcp_servers(servers)
+            .meta(meta);
         let answer = self.ask("session/new", &request, config.open_timeout).await?;
         let answer: NewSessionResponse = read("session/new", answer)?;
         self.conversation = Some(answer.session_id.0.to_string());
@@ -282,7 +298,8 @@ impl Host {
     pub(crate) async fn gone(&self, why: Gone) -> Error {
         if why == Gone::Closed {
             // Closing stdout and exiting are two moments; the exit says more.
-            let exit = tokio::time::timeout(Duration::from_secs(1), self.handle.wait()).await;
+            let exit = tokio::time::timeout(LAST_WORDS, self.handle.wait()).await;
+            let _ = tokio::time::timeout(LAST_WORDS, self.stderr.closed()).await;
             let how = exit.map_or_else(|_| why.to_string(), |exit| format!("it ended with {exit}"));
             return Error::unavailable(self.with_stderr(format!("the agent stopped: {how}")));
         }

@@ -4,6 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio_util::sync::CancellationToken;
 
 const KEPT: usize = 4 * 1024;
 
@@ -11,6 +12,7 @@ const KEPT: usize = 4 * 1024;
 #[derive(Clone, Default)]
 pub(crate) struct StderrTail {
     tail: Arc<Mutex<VecDeque<u8>>>,
+    closed: CancellationToken,
 }
 
 impl StderrTail {
@@ -22,6 +24,7 @@ impl StderrTail {
             while let Ok(read @ 1..) = stderr.read(&mut chunk).await {
                 kept.keep(&chunk[..read]);
             }
+            kept.closed.cancel();
         });
         tail
     }
@@ -31,6 +34,11 @@ impl StderrTail {
         tail.extend(bytes);
         let over = tail.len().saturating_sub(KEPT);
         tail.drain(..over);
+    }
+
+    /// Returns when all of it has been read: the process and whatever it started are gone.
+    pub(crate) async fn closed(&self) {
+        self.closed.cancelled().await;
     }
 
     /// What was written last, as text; `None` when nothing was.

@@ -44,9 +44,8 @@ impl Task {
         for reply in self.notes.end.drain(..) {
             let _ = reply.send(());
         }
-        if let Some(rig) = rig {
-            rig.down(&self.site).await;
-        }
+        self.site.clear().await;
+        drop(rig);
         let dir = self.site.deps.home.session_dir(&self.site.session);
         let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(dir)).await;
         if let Ok(Err(error)) = removed
@@ -83,8 +82,9 @@ impl Task {
 
     async fn leave_memory(&mut self) {
         self.forget();
-        if let Some(rig) = self.rig.take() {
-            rig.down(&self.site).await;
+        match self.rig.take() {
+            Some(rig) => rig.down(&self.site).await,
+            None => self.site.clear().await,
         }
         if let Some(relay) = self.relay.take() {
             relay.remove();

@@ -114,19 +114,20 @@ impl Task {
     pub(crate) async fn run(mut self) {
         loop {
             if !self.notes.end.is_empty() {
-                return self.end().await;
+                return Box::pin(self.end()).await;
             }
             if !self.notes.stop.is_empty() {
-                return self.stop().await;
+                return Box::pin(self.stop()).await;
             }
             if self.notes.switch.is_some() {
-                self.switch().await;
+                Box::pin(self.switch()).await;
             } else if !self.notes.tools.is_empty() {
-                self.ready_tools().await;
+                Box::pin(self.ready_tools()).await;
             } else if let Some(next) = self.queue.pop_front() {
-                self.turn(next).await;
+                // Boxed, as the others are: an idle session does not hold the room a turn needs.
+                Box::pin(self.turn(next)).await;
             } else if !self.rest().await {
-                return self.unload().await;
+                return Box::pin(self.unload()).await;
             }
         }
     }
@@ -306,7 +307,16 @@ impl Task {
                 }
             }
         };
-        Ok(match self.unless_interrupted(Box::pin(work)).await? {
+        let started = match self.unless_interrupted(Box::pin(work)).await {
+            Ok(started) => started,
+            Err(interruption) => {
+                if self.rig.is_none() {
+                    self.site.clear().await;
+                }
+                return Err(interruption);
+            }
+        };
+        Ok(match started {
             Ok((rig, host)) => {
                 self.rig = rig.or_else(|| self.rig.take());
                 self.remember_conversation(&host).await.map(|()| host)
@@ -349,7 +359,10 @@ impl Task {
             Some(_) => Ok(()),
             None => match self.unless_interrupted(Box::pin(work)).await {
                 Ok(built) => built.map(|rig| self.rig = Some(rig)),
-                Err(_) => Err(Error::conflict("the session is over")),
+                Err(_) => {
+                    self.site.clear().await;
+                    Err(Error::conflict("the session is over"))
+                }
             },
         };
         for reply in self.notes.tools.drain(..) {

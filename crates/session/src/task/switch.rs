@@ -135,7 +135,8 @@ impl Task {
             },
         );
         tracing::warn!(session = %self.site.session, turns, calls, "a switch cancelled what did not end in time");
-        plane.drained().await;
+        // An idle agent may call again and again; it is stopped next.
+        let _ = tokio::time::timeout(Duration::from_secs(1), plane.drained()).await;
         Ok(false)
     }
 
@@ -169,7 +170,10 @@ impl Task {
                 Ok(to)
             }
             Ok(Err(error)) => Err(self.go_back(from, old, &to, error).await),
-            Err(_) => Err(Error::conflict("the session is over")),
+            Err(_) => {
+                self.site.clear().await;
+                Err(Error::conflict("the session is over"))
+            }
         }
     }
 

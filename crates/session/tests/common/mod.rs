@@ -1,0 +1,347 @@
+//! Sessions with real parts: a real store, home and library, real processes, no walls.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "shared by several tests"
+)]
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
+use oubliette_home::{Home, Library};
+use oubliette_protocol::{
+    Object, Principal, ProjectId, Result, Scope, SessionId, TokenId, WorkspaceId,
+    event::{Event, EventBody, Status},
+    tool::ToolSpec,
+};
+use oubliette_sandbox::Host;
+use oubliette_session::{
+    Asker, Children, Deps, EventsQuery, KeyMinter, MessageReply, MessageRequest, Programs, RelayDoor,
+    SessionConfig, Sessions, Wait, WorkspaceChoice, WorkspaceMaker,
+};
+use oubliette_store::{ProjectRow, Store, WorkspaceRow};
+use oubliette_tools::{CallContext, Origin, OwnTools, Permit, ProcessEnvironment, Trust};
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+
+pub struct World {
+    pub sessions: Arc<Sessions>,
+    pub store: Store,
+    pub home: Arc<Home>,
+    pub library: Arc<Library>,
+    pub project: ProjectId,
+    dir: Arc<tempfile::TempDir>,
+    config: SessionConfig,
+}
+
+pub struct Remains {
+    dir: Arc<tempfile::TempDir>,
+    config: SessionConfig,
+    project: ProjectId,
+}
+
+pub fn fake_agent() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let program = exe.parent().unwrap().parent().unwrap().join("examples/fake_acp");
+    assert!(
+        program.exists(),
+        "cargo builds the examples with the tests: {}",
+        program.display()
+    );
+    program
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(change: impl FnOnce(&mut SessionConfig)) -> Self {
+        let mut config = SessionConfig {
+            cancel_grace: Duration::from_millis(300),
+            ..SessionConfig::default()
+        };
+        change(&mut config);
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        let world = Self::open(dir, config, None).await;
+        for how in ["ok", "other", "mute", "dies", "rubbish", "flood"] {
+            world.agent(how, how, json!({})).await;
+        }
+        let workspace = WorkspaceId::generate();
+        let now = oubliette_store::now();
+        let project = ProjectRow {
+            project_id: world.project.clone(),
+            name: "p".into(),
+            description: String::new(),
+            agent: Some("ok".parse().unwrap()),
+            env: [("FROM_PROJECT".to_owned(), "yes".to_owned())].into(),
+            api_key_scope: None,
+            sandbox: json!({}),
+            limits: json!({"max_sessions": 4}),
+            default_workspace: workspace.clone(),
+            created_at: now,
+            updated_at: now,
+        };
+        let row = WorkspaceRow {
+            workspace_id: workspace.clone(),
+            project_id: world.project.clone(),
+            name: "w".into(),
+            env: [("FROM_WORKSPACE".to_owned(), "yes".to_owned())].into(),
+            source: None,
+            created_at: now,
+        };
+        std::fs::create_dir_all(world.home.workspace_dir(&world.project, &workspace)).unwrap();
+        world.store.project_create(project, row).await.unwrap();
+        world
+    }
+
+    async fn open(dir: Arc<tempfile::TempDir>, config: SessionConfig, project: Option<ProjectId>) -> Self {
+        let home = Arc::new(Home::at(dir.path().join("home")).unwrap());
+        home.create().unwrap();
+        let store = Store::open(&home.database_path()).await.unwrap();
+        let library = Library::open(&home).unwrap();
+        let client = fake_agent();
+        let sandbox = Arc::new(Host::new(client.clone()));
+        let sessions = Sessions::new(Deps {
+            store: store.clone(),
+            home: home.clone(),
+            library: library.clone(),
+            sandbox: sandbox.clone(),
+            host: sandbox,
+            gateway: ModelGateway::new(Vec::new(), GatewayLimits::default()).unwrap(),
+            proxy: EgressProxy::new(Vec::new(), ProxyLimits::default()).unwrap(),
+            trust: Arc::new(Trust::default()),
+            env: Arc::new(ProcessEnvironment),
+            config: config.clone(),
+            door: Arc::new(NoDoor),
+            keys: Arc::new(NoKeys),
+            workspaces: Arc::new(NoKeys),
+            programs: Programs {
+                client: client.clone(),
+                agent: client,
+            },
+        });
+        sessions.set_own(Arc::new(NoOwn));
+        Self {
+            sessions,
+            store,
+            home,
+            library,
+            project: project.unwrap_or_else(ProjectId::generate),
+            dir,
+            config,
+        }
+    }
+
+    /// What is left when the server is killed: the home.
+    pub fn remains(self) -> Remains {
+        Remains {
+            dir: self.dir.clone(),
+            config: self.config.clone(),
+            project: self.project.clone(),
+        }
+    }
+
+    /// The same home again, after everything that ran was dropped where it stood.
+    pub async fn again(remains: Remains) -> Self {
+        let world = Self::open(remains.dir, remains.config, Some(remains.project)).await;
+        world.sessions.recover().await.unwrap();
+        world
+    }
+
+    pub async fn agent(&self, slug: &str, how: &str, more: Value) {
+        let command = [fake_agent().to_string_lossy().into_owned(), how.to_owned()];
+        let mut definition = json!({
+            "name": slug, "prompt": "p", "runtime": {"kind": "acp", "command": command},
+        });
+        definition
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        self.library
+            .agent_put(slug.parse().unwrap(), definition, BTreeMap::new())
+            .await
+            .unwrap();
+    }
+
+    pub fn request(&self, agent: &str, text: &str) -> MessageRequest {
+        MessageRequest {
+            principal: Principal::owner(),
+            asker: Asker::Outside,
+            message: text.into(),
+            project_id: Some(self.project.clone()),
+            session_id: None,
+            agent: Some(agent.parse().unwrap()),
+            workspace: WorkspaceChoice::Default,
+            context: None,
+            mcp_session: None,
+            wait: Wait::ForTurn,
+        }
+    }
+
+    pub async fn start(&self, agent: &str, text: &str) -> Result<MessageReply> {
+        self.sessions.message(self.request(agent, text)).await
+    }
+
+    pub async fn start_only(&self, agent: &str, text: &str) -> SessionId {
+        let request = MessageRequest {
+            wait: Wait::No,
+            ..self.request(agent, text)
+        };
+        self.sessions.message(request).await.unwrap().session_id
+    }
+
+    pub async fn send(&self, session: &SessionId, text: &str) -> MessageReply {
+        let request = MessageRequest {
+            session_id: Some(session.clone()),
+            agent: None,
+            wait: Wait::No,
+            ..self.request("ok", text)
+        };
+        self.sessions.message(request).await.unwrap()
+    }
+
+    pub async fn say(&self, session: &SessionId, text: &str) -> Result<MessageReply> {
+        let request = MessageRequest {
+            session_id: Some(session.clone()),
+            agent: None,
+            ..self.request("ok", text)
+        };
+        self.sessions.message(request).await
+    }
+
+    pub async fn log(&self, session: &SessionId) -> Vec<Arc<Event>> {
+        self.store.events().read(session, -1, 100_000).await.unwrap()
+    }
+
+    /// The log without deltas, in short.
+    pub async fn told(&self, session: &SessionId) -> Vec<String> {
+        let log = self.log(session).await;
+        log.iter()
+            .filter(|e| e.body.kind() != "delta")
+            .map(|e| short(&e.body))
+            .collect()
+    }
+
+    /// Waits until the log has something that fits.
+    pub async fn until(&self, session: &SessionId, fits: impl Fn(&EventBody) -> bool) -> Arc<Event> {
+        let mut since = -1;
+        loop {
+            let query = EventsQuery {
+                session_id: session.clone(),
+                since_index: since,
+                max_events: 1000,
+                wait: Duration::from_secs(20),
+                children: Children::Hidden,
+            };
+            let reply = self.sessions.events(&Principal::owner(), query).await.unwrap();
+            assert!(
+                !reply.events.is_empty(),
+                "nothing came: {:?}",
+                self.told(session).await
+            );
+            since = reply.last_index;
+            if let Some(event) = reply.events.iter().find(|e| fits(&e.body)) {
+                return event.clone();
+            }
+        }
+    }
+
+    pub async fn until_status(&self, session: &SessionId, wanted: Status) {
+        self.until(
+            session,
+            |body| matches!(body, EventBody::Status { status, .. } if *status == wanted),
+        )
+        .await;
+    }
+
+    pub async fn debugger(&self, session: &SessionId) -> Vec<String> {
+        self.store.debugger().flush().await;
+        let filter = oubliette_store::DebugFilter {
+            session: Some(session.clone()),
+            ..Default::default()
+        };
+        let events = self.store.debugger().read(&filter, -1, 10_000).await.unwrap();
+        events.iter().map(|e| e.body.kind().to_owned()).collect()
+    }
+}
+
+pub fn short(body: &EventBody) -> String {
+    match body {
+        EventBody::Status { status, .. } => status.to_string(),
+        EventBody::Message { role, text } => format!("{role:?}: {text}").to_lowercase(),
+        EventBody::TurnCompleted {
+            turn, stop_reason, ..
+        } => format!("turn {turn} {stop_reason}"),
+        EventBody::Error { code, .. } => format!("error {code}"),
+        other => other.kind().to_owned(),
+    }
+}
+
+pub fn write_token() -> Principal {
+    Principal {
+        token_id: Some(TokenId::generate()),
+        scope: Scope::Write,
+        project: None,
+    }
+}
+
+struct NoDoor;
+
+impl RelayDoor for NoDoor {
+    fn accept(&self, _: SessionId, _: UnixStream) {}
+}
+
+struct NoKeys;
+
+#[async_trait]
+impl KeyMinter for NoKeys {
+    async fn mint(&self, _: &SessionId, _: &ProjectId, _: Scope) -> Result<String> {
+        Ok("oub_minted".into())
+    }
+
+    async fn revoke(&self, _: &SessionId) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl WorkspaceMaker for NoKeys {
+    async fn create(&self, _: &ProjectId) -> Result<WorkspaceId> {
+        Err(oubliette_protocol::Error::unavailable("not in this test"))
+    }
+}
+
+struct NoOwn;
+
+#[async_trait]
+impl OwnTools for NoOwn {
+    async fn list(&self, _: &SessionId, _: &str) -> Result<Vec<ToolSpec>> {
+        Ok(Vec::new())
+    }
+
+    async fn call(
+        &self,
+        _: Permit,
+        _: &SessionId,
+        _: &Origin,
+        _: &str,
+        _: Object,
+        _: &CallContext,
+    ) -> Result<Value> {
+        Ok(Value::Null)
+    }
+
+    fn base_specs(&self) -> Vec<ToolSpec> {
+        Vec::new()
+    }
+
+    async fn base(&self, _: Permit, _: &SessionId, _: &str, _: Object, _: &CallContext) -> Result<Value> {
+        Ok(Value::Null)
+    }
+}
