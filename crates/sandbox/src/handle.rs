@@ -131,6 +131,24 @@ impl Handle {
         self.shared.level
     }
 
+    /// Whether a process of the host, by its pid there, belongs to this tree. Where there is no namespace to
+    /// tell whose a connection is, its peer's pid does.
+    pub fn contains(&self, pid: u32) -> bool {
+        let mut pid = pid;
+        // Depth is bounded by the number of processes; a pid reused meanwhile must not make this endless.
+        for _ in 0..4096 {
+            if pid == self.pid() {
+                return true;
+            }
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            match crate::inner::parent_of(&stat) {
+                Some(parent) if parent > 1 => pid = parent.unsigned_abs(),
+                Some(_) | None => return false,
+            }
+        }
+        false
+    }
+
     /// Kills the whole tree, at once. [`Handle::wait`] returns when it is gone.
     pub fn kill(&self) {
         self.shared.reach.kill();

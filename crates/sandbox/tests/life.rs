@@ -300,6 +300,34 @@ async fn nothing_is_left_of_a_host_tool_when_the_server_is_killed() {
     dies_with_the_server("hold-host").await;
 }
 
+#[tokio::test]
+async fn a_handle_knows_its_own_processes() {
+    let rig = Rig::new().await;
+    let mark = mark(rig.dir.path());
+    let mut running = rig.start(rig.spec(["daemon", "and-stay", &mark])).await;
+    heard(&mut running, "left behind").await;
+    assert!(
+        processes(&mark)
+            .iter()
+            .all(|pid| running.handle.contains(pid.unsigned_abs()))
+    );
+    assert!(!running.handle.contains(std::process::id()));
+    assert!(!running.handle.contains(1));
+}
+
+#[tokio::test]
+async fn a_host_that_is_mended_needs_no_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let bwrap = dir.path().join("bwrap");
+    let rig = Rig::with(oubliette_sandbox::Level::Landlock, Some(bwrap.clone())).await;
+    assert_eq!(rig.report().await.level, oubliette_sandbox::Level::Landlock);
+    std::os::unix::fs::symlink("/usr/bin/bwrap", &bwrap).unwrap();
+    while rig.report().await.level != oubliette_sandbox::Level::Namespaces {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert!(rig.run(rig.spec(["cwd"])).await.exit.success());
+}
+
 async fn dies_with_the_server(how: &str) {
     let dir = tempfile::tempdir().unwrap();
     let mark = mark(dir.path());
@@ -323,6 +351,8 @@ async fn dies_with_the_server(how: &str) {
         end_of(process).await;
     }
     assert_eq!(processes(&mark), Vec::<i32>::new());
+    // The next server on the same directory clears away its cgroups.
+    Rig::on(dir).await.report().await;
 }
 
 #[tokio::test]

@@ -58,7 +58,7 @@ fn below(root: i32) -> Vec<Pid> {
 }
 
 /// `pid (name) state parent …`; the name may hold anything, so the last parenthesis counts.
-fn parent(stat: &str) -> Option<i32> {
+pub(crate) fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 

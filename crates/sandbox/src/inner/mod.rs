@@ -27,7 +27,7 @@ use std::os::unix::net::UnixStream;
 use crate::wire::{CONTROL, News, Order};
 
 #[cfg(feature = "driver")]
-pub(crate) use landlock::abi as landlock_abi;
+pub(crate) use {family::parent as parent_of, landlock::abi as landlock_abi};
 
 /// Exit code when the inner stage itself failed; the reason went to the server.
 const FAILED: i32 = 125;

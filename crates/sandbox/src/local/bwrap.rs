@@ -17,6 +17,16 @@ use crate::wire::COMMAND;
 const RUN_BYTES: u64 = 16 << 20;
 const DEFAULT_TMP_MB: u64 = 1024;
 
+/// How user namespaces inside the sandbox are kept from being made: they lead to kernel code that nothing
+/// else reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Further {
+    /// By a count of zero, and by the filter.
+    Forbidden,
+    /// By the filter alone: this bubblewrap knows no better.
+    Filtered,
+}
+
 /// The command line, the same for every sandbox.
 pub(super) fn command() -> Vec<CString> {
     let words = [
@@ -37,7 +47,12 @@ pub(super) fn command() -> Vec<CString> {
 }
 
 /// The arguments for [`ARGS`], each ended by NUL.
-pub(super) fn arguments(system: &System, spec: &Spec, client: &Path) -> Result<Vec<u8>, SandboxError> {
+pub(super) fn arguments(
+    system: &System,
+    spec: &Spec,
+    client: &Path,
+    further: Further,
+) -> Result<Vec<u8>, SandboxError> {
     let mut args = Args::default();
     args.flags(&[
         "--unshare-user",
@@ -45,13 +60,15 @@ pub(super) fn arguments(system: &System, spec: &Spec, client: &Path) -> Result<V
         "--unshare-ipc",
         "--unshare-uts",
         "--unshare-cgroup-try",
-        // No further user namespaces, so none of the kernel code that only they reach.
-        "--disable-userns",
         "--die-with-parent",
         "--new-session",
         "--as-pid-1",
         "--clearenv",
     ]);
+    match further {
+        Further::Forbidden => args.flags(&["--disable-userns"]),
+        Further::Filtered => {}
+    }
     if spec.network == Network::None {
         args.flags(&["--unshare-net"]);
     }
@@ -170,7 +187,7 @@ impl Args {
     }
 
     fn tmpfs(&mut self, size: u64, at: &str) {
-        self.flags(&["--size", &size.to_string(), "--tmpfs", at]);
+        self.flags(&["--perms", "1777", "--size", &size.to_string(), "--tmpfs", at]);
     }
 
     fn finish(self) -> Result<Vec<u8>, SandboxError> {

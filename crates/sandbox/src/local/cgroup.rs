@@ -110,34 +110,38 @@ impl Cgroups {
         Ok((!group.dirs.is_empty()).then_some(group))
     }
 
+    /// Removes groups of dead servers. Only those of this scope can hold survivors that are ours to kill;
+    /// empty ones can be anybody's.
     fn remove_leftovers(&self) {
         let mut bases: Vec<&PathBuf> = [&self.memory, &self.pids, &self.cpu]
             .into_iter()
             .flatten()
             .collect();
         bases.dedup();
-        let prefix = format!("oubliette-{}-", self.scope);
         for base in bases {
             for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
                 let name = entry.file_name();
-                let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(&prefix)) else {
+                let Some((scope, server)) = name.to_str().and_then(owner) else {
                     continue;
                 };
-                let server = rest
-                    .split('-')
-                    .next()
-                    .and_then(|pid| pid.parse().ok())
-                    .and_then(Pid::from_raw);
-                let alive = server.is_some_and(|pid| {
-                    rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
-                });
-                if !alive {
-                    kill_all(&entry.path());
-                    let _ = std::fs::remove_dir(entry.path());
+                if rustix::process::test_kill_process(server) != Err(rustix::io::Errno::SRCH) {
+                    continue;
                 }
+                if scope == self.scope {
+                    kill_all(&entry.path());
+                }
+                let _ = std::fs::remove_dir(entry.path());
             }
         }
     }
+}
+
+/// Scope and server of a group, by its name.
+fn owner(name: &str) -> Option<(&str, Pid)> {
+    let mut parts = name.strip_prefix("oubliette-")?.split('-');
+    let (scope, server) = (parts.next()?, parts.next()?);
+    parts.next()?;
+    Some((scope, Pid::from_raw(server.parse().ok()?)?))
 }
 
 /// A group of one sandbox. Removed when dropped, if it is empty by then.
@@ -234,8 +238,16 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        for dir in &self.dirs {
-            let _ = std::fs::remove_dir(dir);
+        // Here only if the runtime shuts down or a start fails; what was killed takes a moment to go.
+        for _ in 0..10 {
+            self.dirs.retain(|dir| {
+                std::fs::remove_dir(dir).is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
+            });
+            if self.dirs.is_empty() {
+                return;
+            }
+            self.dirs.iter().for_each(|dir| kill_all(dir));
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
@@ -353,4 +365,26 @@ fn hand_down(own: &Path) -> io::Result<PathBuf> {
     set(&below, "cgroup.procs", &me)?;
     set(own, "cgroup.subtree_control", &wanted.join(" "))?;
     Ok(own.to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_groups_name_tells_whose_it_is() {
+        assert_eq!(
+            owner("oubliette-0a1b-42-7"),
+            Some(("0a1b", Pid::from_raw(42).unwrap()))
+        );
+        assert_eq!(owner("oubliette-server"), None);
+        assert_eq!(owner("oubliette-0a1b-42"), None);
+        assert_eq!(owner("user.slice"), None);
+    }
+
+    #[test]
+    fn version_one_finds_its_controllers_among_many() {
+        let found = version_one("4:memory:/no/such/group\n3:cpu,cpuacct:/\n1:name=systemd:/\n");
+        assert_eq!(found.pids, None);
+    }
 }

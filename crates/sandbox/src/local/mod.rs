@@ -15,11 +15,10 @@ pub(crate) mod words;
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use async_trait::async_trait;
-use tokio::sync::OnceCell;
 
 use crate::driver::{Report, Sandbox, SandboxError};
 use crate::handle::{Kit, Running, supervise};
@@ -52,8 +51,10 @@ pub struct Local {
 #[derive(Debug)]
 struct Inner {
     config: LocalConfig,
-    bwrap: Option<PathBuf>,
-    found: OnceCell<Found>,
+    /// What works here, once it is known.
+    found: RwLock<Option<Arc<Found>>>,
+    /// Held by whoever is finding out.
+    probing: tokio::sync::Mutex<()>,
     number: AtomicU64,
 }
 
@@ -66,14 +67,10 @@ impl Local {
                 "the minimum isolation level must be `namespaces` or `landlock`".into(),
             ));
         }
-        let bwrap = match &config.bwrap {
-            Some(path) => Some(path.clone()).filter(|path| probe::executable(path)),
-            None => probe::on_path("bwrap"),
-        };
         let inner = Inner {
             config,
-            bwrap,
-            found: OnceCell::new(),
+            found: RwLock::new(None),
+            probing: tokio::sync::Mutex::new(()),
             number: AtomicU64::new(0),
         };
         let local = Self {
@@ -86,14 +83,37 @@ impl Local {
         Ok(local)
     }
 
-    async fn found(&self) -> &Found {
-        self.inner.found.get_or_init(|| probe::probe(&self.inner)).await
+    /// What works here. What works is remembered; what does not is tried again after a while, so that
+    /// installing bubblewrap, or a host that was only too busy, needs no restart.
+    async fn found(&self) -> Arc<Found> {
+        if let Some(found) = self.known() {
+            return found;
+        }
+        let _probing = self.inner.probing.lock().await;
+        if let Some(found) = self.known() {
+            return found;
+        }
+        let found = Arc::new(probe::probe(&self.inner).await);
+        *self.inner.found.write().unwrap_or_else(PoisonError::into_inner) = Some(found.clone());
+        found
+    }
+
+    fn known(&self) -> Option<Arc<Found>> {
+        self.last_found().filter(|found| found.holds())
+    }
+
+    fn last_found(&self) -> Option<Arc<Found>> {
+        self.inner
+            .found
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn level_expected(&self) -> Level {
-        match self.inner.found.get() {
+        match self.last_found() {
             Some(found) => found.level,
-            None if self.inner.bwrap.is_some() => Level::Namespaces,
+            None if probe::bwrap(&self.inner.config).is_some() => Level::Namespaces,
             None => Level::Landlock,
         }
     }
@@ -126,9 +146,9 @@ impl Sandbox for Local {
             return Err(refusal.clone());
         }
         self.inner.check(&spec)?;
-        let group = self.inner.group(found, &spec);
+        let group = self.inner.group(&found, &spec);
         match found.level {
-            Level::Namespaces => self.inner.namespaced(found, spec, group).await,
+            Level::Namespaces => self.inner.namespaced(&found, spec, group).await,
             Level::Landlock | Level::None => self.inner.landlocked(spec, group).await,
         }
         .map(|(running, _)| running)
@@ -207,7 +227,7 @@ impl Inner {
         mut spec: Spec,
         group: Option<Group>,
     ) -> Result<(Running, i32), SandboxError> {
-        let Some(bwrap) = &self.bwrap else {
+        let Some(bwrap) = &found.bwrap else {
             return Err(probe::no_bwrap());
         };
         let system = found.system()?;
@@ -218,7 +238,12 @@ impl Inner {
         let plan = Plan {
             program: words::of_path(bwrap)?,
             argv: bwrap::command(),
-            args: Some(bwrap::arguments(system, &spec, &self.config.client)?),
+            args: Some(bwrap::arguments(
+                system,
+                &spec,
+                &self.config.client,
+                found.further,
+            )?),
             group,
         };
         let paths = Paths::as_specified();

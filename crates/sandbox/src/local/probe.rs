@@ -5,22 +5,30 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use super::bwrap::Further;
 use super::cgroup::Cgroups;
 use super::system::System;
-use super::{Inner, Local};
+use super::{Inner, Local, LocalConfig};
 use crate::driver::{Check, Report, SandboxError};
 use crate::inner::landlock_abi;
 use crate::{Level, Limits, Spec};
 
-/// What was found, kept for the life of the driver.
+/// What does not work is tried again after this long.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// What was found.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) level: Level,
     pub(super) refusal: Option<SandboxError>,
     pub(super) report: Report,
     pub(super) cgroups: Cgroups,
+    pub(super) bwrap: Option<PathBuf>,
+    pub(super) further: Further,
     system: Result<System, String>,
+    at: Instant,
 }
 
 impl Found {
@@ -28,6 +36,11 @@ impl Found {
         self.system
             .as_ref()
             .map_err(|error| SandboxError::setup("the system's view", error))
+    }
+
+    /// Whether this need not be looked at again.
+    pub(super) fn holds(&self) -> bool {
+        self.level == Level::Namespaces && self.refusal.is_none() || self.at.elapsed() < AGAIN
     }
 }
 
@@ -40,6 +53,11 @@ pub(super) async fn probe(local: &Inner) -> Found {
         System::look(&run_dir).map_err(|error| error.to_string())
     });
     let cgroups = tokio::task::spawn_blocking(move || Cgroups::find(&scope));
+    let bwrap = bwrap(&local.config);
+    let version = match &bwrap {
+        Some(path) => version(path).await,
+        None => String::new(),
+    };
     let mut found = Found {
         level: Level::Namespaces,
         refusal: None,
@@ -50,20 +68,37 @@ pub(super) async fn probe(local: &Inner) -> Found {
             checks: Vec::new(),
         },
         cgroups: cgroups.await.unwrap_or_default(),
+        bwrap,
+        further: if can_forbid(&version) {
+            Further::Forbidden
+        } else {
+            Further::Filtered
+        },
         system: look.await.unwrap_or_else(|error| Err(error.to_string())),
+        at: Instant::now(),
     };
-    let abi = landlock_abi();
-    let namespaces = match &local.bwrap {
-        None => Err(no_bwrap()),
-        Some(path) => {
-            let (tried, version) = tokio::join!(try_out(local, &found), version(path));
-            found.report.checks.push(Check::good("bubblewrap", version));
-            tried
-        }
-    };
-    settle(&mut found, local, namespaces, abi);
+    let namespaces = namespaces(local, &mut found).await;
+    if found.bwrap.is_some() {
+        found.report.checks.push(Check::good("bubblewrap", version));
+    }
+    settle(&mut found, local, namespaces, landlock_abi());
     limits(&mut found);
     found
+}
+
+async fn namespaces(local: &Inner, found: &mut Found) -> Result<(), SandboxError> {
+    if found.bwrap.is_none() {
+        return Err(no_bwrap());
+    }
+    let first = try_out(local, found).await;
+    if first.is_ok() || found.further == Further::Filtered {
+        return first;
+    }
+    // A host where only that is impossible (a setuid bubblewrap, for one) is still a good host.
+    found.further = Further::Filtered;
+    try_out(local, found)
+        .await
+        .map_err(|_| first.err().unwrap_or_else(no_bwrap))
 }
 
 /// An empty sandbox.
@@ -213,17 +248,29 @@ async fn version(bwrap: &Path) -> String {
     }
 }
 
-/// Where a program is.
-pub(super) fn on_path(name: &str) -> Option<PathBuf> {
+/// Whether this version of bubblewrap knows `--disable-userns`: 0.8 or later.
+fn can_forbid(version: &str) -> bool {
+    let mut numbers = version
+        .trim_start_matches("bubblewrap ")
+        .split('.')
+        .map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (0, 8)
+}
+
+/// The configured bubblewrap, or the one on PATH.
+pub(super) fn bwrap(config: &LocalConfig) -> Option<PathBuf> {
+    if let Some(path) = &config.bwrap {
+        return Some(path.clone()).filter(|path| executable(path));
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/bin", "/usr/local/bin", "/bin"].map(PathBuf::from);
     std::env::split_paths(&path)
         .chain(usual)
-        .map(|dir| dir.join(name))
+        .map(|dir| dir.join("bwrap"))
         .find(|file| executable(file))
 }
 
-pub(super) fn executable(file: &Path) -> bool {
+fn executable(file: &Path) -> bool {
     rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
 }
 
@@ -238,4 +285,18 @@ fn scope(run_dir: &Path) -> String {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
         });
     format!("{hash:08x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::can_forbid;
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        assert!(can_forbid("bubblewrap 0.8.0"));
+        assert!(can_forbid("bubblewrap 0.11.0"));
+        assert!(can_forbid("bubblewrap 1.0"));
+        assert!(!can_forbid("bubblewrap 0.6.1"));
+        assert!(!can_forbid("something else"));
+    }
 }

@@ -49,15 +49,28 @@ impl Rig {
     }
 
     pub async fn with(minimum: Level, bwrap: Option<PathBuf>) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::build(tempfile::tempdir().unwrap(), "run", minimum, bwrap).await
+    }
+
+    /// A driver whose run directory is this one.
+    pub async fn on(dir: tempfile::TempDir) -> Self {
+        Self::build(dir, "", Level::Namespaces, None).await
+    }
+
+    async fn build(dir: tempfile::TempDir, run: &str, minimum: Level, bwrap: Option<PathBuf>) -> Self {
         for name in ["run", "workspace", "home", "other"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
+        let run_dir = if run.is_empty() {
+            dir.path().into()
+        } else {
+            dir.path().join(run)
+        };
         let config = LocalConfig {
             client: helper(),
             minimum,
             bwrap,
-            run_dir: dir.path().join("run"),
+            run_dir,
         };
         Self {
             local: Local::new(config).await.unwrap(),
