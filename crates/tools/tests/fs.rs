@@ -329,7 +329,12 @@ async fn races_with_symlinks_never_read_outside() {
         let _ = fs::rename(&spare, &d);
     });
     let mut seen = std::collections::HashMap::<String, usize>::new();
-    for _ in 0..3_000 {
+    let both = |seen: &std::collections::HashMap<String, usize>| {
+        seen.contains_key("inside") && seen.contains_key("not_allowed")
+    };
+    let mut tries = 0;
+    while tries < 1_000 || (tries < 100_000 && !both(&seen)) {
+        tries += 1;
         let outcome = match world.it(json!({"path":"notes/d/f"})).await {
             Ok(result) => result.joined_text(),
             Err(error) => error.code.to_string(),
@@ -338,10 +343,7 @@ async fn races_with_symlinks_never_read_outside() {
         *seen.entry(outcome).or_default() += 1;
     }
     drop(swapper);
-    assert!(
-        seen.contains_key("inside") && seen.contains_key("not_allowed"),
-        "both were met: {seen:?}"
-    );
+    assert!(both(&seen), "both were met: {seen:?}");
 }
 
 #[tokio::test]
@@ -352,7 +354,7 @@ async fn races_with_hard_links_never_read_outside() {
         let _ = fs::hard_link(&from, &to);
         let _ = fs::remove_file(&to);
     });
-    for _ in 0..3_000 {
+    for _ in 0..1_000 {
         let result = world.it(json!({"path":"notes/f"})).await;
         assert!(result.is_err(), "{result:?}");
     }
@@ -487,7 +489,7 @@ async fn races_with_symlinks_never_write_outside() {
         let _ = fs::rename(&spare, &d);
     });
     let mut done = 0;
-    for n in 0..1_500 {
+    for n in 0..500 {
         let mode = ["replace", "append", "create"][n % 3];
         done += usize::from(
             world

@@ -114,32 +114,99 @@ pub(super) fn existing(root: &OwnedFd, parts: &[String]) -> Result<OwnedFd, Errn
     open(root, parts, DIRECTORY, Mode::empty(), Links::Never)
 }
 
-/// Makes sure that an open file is a plain one with no other name.
-///
-/// A second name may be anywhere on the file system. Counting names by the handle is not enough: the name it
-/// was opened by may be gone again. So the name is looked up once more, between two looks at the handle. If
-/// the file's change time is in the past and stays the same, no name came or went between the looks, and the
-/// one that was found is the only one. A file that is written to all the time is looked at several times.
-pub(super) fn only_name(file: &OwnedFd, spot: &Spot<'_>) -> Result<Stat, Fault> {
-    const LOOKS: usize = 5;
-    let path = spot.rest.join("/");
-    let mut stat = settled(file)?;
-    for _ in 0..LOOKS {
-        plain(&stat)?;
-        let named = fs::statat(&spot.base, path.as_str(), AtFlags::empty())?;
-        plain(&named)?;
-        if (named.st_dev, named.st_ino) != (stat.st_dev, stat.st_ino) {
-            let why = "the file was replaced while it was being opened; try again";
-            return Err(Fault::Says(Error::conflict(why)));
+/// An open file, and the one name it was opened by.
+pub(super) struct Found {
+    pub(super) file: OwnedFd,
+    parent: OwnedFd,
+    name: String,
+}
+
+impl Spot<'_> {
+    /// Opens a file. A link in its last part is followed by hand, so that the directory the file itself is in
+    /// is known.
+    pub(super) fn open(&self, flags: OFlags) -> Result<Found, Errno> {
+        const MOST_LINKS: usize = 8;
+        let mut path: Vec<String> = self.rest.to_vec();
+        for _ in 0..MOST_LINKS {
+            let name = path.pop().ok_or(Errno::ISDIR)?;
+            let parent = open(&self.base, &path, DIRECTORY, Mode::empty(), self.links)?;
+            match open(
+                &parent,
+                std::slice::from_ref(&name),
+                flags,
+                Mode::empty(),
+                Links::Never,
+            ) {
+                Ok(file) => return Ok(Found { file, parent, name }),
+                Err(Errno::LOOP) if self.links == Links::Inside => {
+                    let target = fs::readlinkat(&parent, name.as_str(), Vec::new())?;
+                    let target = target.into_string().map_err(|_| Errno::XDEV)?;
+                    if target.starts_with('/') {
+                        return Err(Errno::XDEV);
+                    }
+                    // Whatever it holds, `..` too, is only ever opened beneath `base`.
+                    path.extend(target.split('/').map(str::to_owned));
+                }
+                Err(errno) => return Err(errno),
+            }
         }
-        let again = settled(file)?;
-        plain(&again)?;
-        if changed_at(&again) == changed_at(&stat) {
-            break;
-        }
-        stat = again;
+        Err(Errno::LOOP)
     }
-    Ok(stat)
+}
+
+impl Found {
+    /// A file opened by its name in a directory.
+    pub(super) fn new(file: OwnedFd, parent: OwnedFd, name: &str) -> Self {
+        Self {
+            file,
+            parent,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Makes sure that it is a plain file with no other name, which may be anywhere on the file system.
+    ///
+    /// Counting names by the handle is not enough: the one it was opened by may be gone again. So that name
+    /// is looked up once more, between two looks at the handle. If the file's change time is in the past and
+    /// stays the same, no name came or went between the looks, and the one that was found is the only one.
+    /// A file that is written to all the time is looked at several times.
+    pub(super) fn only_name(&self) -> Result<Stat, Fault> {
+        const LOOKS: usize = 5;
+        let mut stat = settled(&self.file)?;
+        for _ in 0..LOOKS {
+            plain(&stat)?;
+            finish_changes(&self.parent)?;
+            let named = fs::statat(&self.parent, self.name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?;
+            plain(&named)?;
+            if (named.st_dev, named.st_ino) != (stat.st_dev, stat.st_ino) {
+                let why = "the file was replaced while it was being opened; try again";
+                return Err(Fault::Says(Error::conflict(why)));
+            }
+            let again = settled(&self.file)?;
+            plain(&again)?;
+            if changed_at(&again) == changed_at(&stat) {
+                break;
+            }
+            stat = again;
+        }
+        Ok(stat)
+    }
+}
+
+/// Waits for whoever is changing a directory right now. The kernel counts a name out before it forgets it;
+/// in between, which is long when that thread has to wait for its turn, the name could still be found.
+/// Reading the directory takes the lock that is held all the while.
+fn finish_changes(dir: &OwnedFd) -> Result<(), Errno> {
+    let readable = fs::openat(
+        dir,
+        ".",
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
+    // What is in it, or that it does not fit, is of no interest.
+    let _ = fs::RawDir::new(readable, &mut buffer).next();
+    Ok(())
 }
 
 /// A file's state, its change time in the past: the clock that stamps changes goes in ticks, and within one

@@ -4,7 +4,7 @@ use std::{fs::File, os::unix::fs::FileExt, path::Path};
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use oubliette_protocol::{Result, tool::CallResult};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -52,10 +52,10 @@ pub(super) fn run(workspace: &Path, allowed: &Allowed, asked: Asked) -> Result<C
     let (bytes, size) = root.within(allowed, &parts, beneath::existing, |spot| {
         // Without O_NONBLOCK opening a FIFO would wait for its writer for ever.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = beneath::open(&spot.base, spot.rest, flags, Mode::empty(), spot.links)?;
-        let stat = beneath::only_name(&file, &spot)?;
+        let found = spot.open(flags)?;
+        let stat = found.only_name()?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        Ok((read_range(&file.into(), offset, limit, size)?, size))
+        Ok((read_range(&found.file.into(), offset, limit, size)?, size))
     })?;
     Ok(show(&parts, bytes, offset, size))
 }

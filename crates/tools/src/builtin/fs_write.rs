@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    beneath::{self, DIRECTORY, Fault, Links, Root, Spot},
+    beneath::{self, DIRECTORY, Fault, Found, Links, Root, Spot},
     object_schema,
     path::{Allowed, Parts},
 };
@@ -138,13 +138,9 @@ fn append(parent: &OwnedFd, name: &str, bytes: &[u8]) -> Result<(), Fault> {
     let parts = [name.to_owned()];
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
     let file = beneath::open(parent, &parts, flags, Mode::empty(), Links::Never)?;
-    let spot = Spot {
-        base: parent.try_clone()?,
-        rest: &parts,
-        links: Links::Never,
-    };
-    beneath::only_name(&file, &spot)?;
-    let mut file = File::from(file);
+    let found = Found::new(file, parent.try_clone()?, name);
+    found.only_name()?;
+    let mut file = File::from(found.file);
     let before = file.seek(SeekFrom::End(0))?;
     let written = file.write_all(bytes).and_then(|()| file.sync_data());
     written.map_err(|error| {

@@ -191,9 +191,9 @@ impl Context {
         }
     }
 
-    /// Stops a server and starts it again.
+    /// Stops a server and starts it again; returns when it is ready, or with the reason why it is not. A
+    /// teardown does not wait for it: stopping the server ends the wait.
     pub async fn restart_server(&self, id: &CatalogId) -> Result<()> {
-        let _one_at_a_time = self.changing.lock().await;
         let server = self.servers.read().get(id.as_str()).cloned();
         let Some(server) = server else {
             let agent = self.agent();
@@ -207,16 +207,16 @@ impl Context {
     /// Replaces one server by a changed definition of it; the others are not touched. An entry the agent
     /// does not use is none of its business.
     pub async fn reload(&self, tool: Arc<ToolDefinition>) -> Result<()> {
-        let _one_at_a_time = self.changing.lock().await;
-        let old = self.servers.read().get(tool.id().as_str()).cloned();
-        let Some(old) = old else { return Ok(()) };
-        if self.closed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.spec.trust.check_tool(&tool)?;
-        old.stop("its definition changed").await;
-        let new = self.start(&tool);
-        self.servers.write().insert(tool.id().clone(), new.clone());
+        let new = {
+            let _one_at_a_time = self.changing.lock().await;
+            let old = self.servers.read().get(tool.id().as_str()).cloned();
+            let Some(old) = old else { return Ok(()) };
+            self.spec.trust.check_tool(&tool)?;
+            old.stop("its definition changed").await;
+            let new = self.start(&tool);
+            self.servers.write().insert(tool.id().clone(), new.clone());
+            new
+        };
         new.settled().await;
         self.rebuild();
         Ok(())

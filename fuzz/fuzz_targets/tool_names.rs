@@ -1,0 +1,67 @@
+//! Any agent, any servers, any name: the resolver answers, listed names stay unique, `denied` wins.
+#![no_main]
+
+use std::{collections::HashSet, sync::Arc};
+
+use libfuzzer_sys::fuzz_target;
+use oubliette_protocol::agent::AgentTools;
+use oubliette_tools::{
+    allow::{Rules, Verdict, glob_fits},
+    registry::{Found, Offer, Registry, ToolInfo},
+};
+
+// One line each: `u<id>`, `t<tool>` of the id before it, `a<allowed>`, `d<denied>`, `=<alias> <target>`, `?<name>`.
+fuzz_target!(|text: &str| {
+    let mut tools = AgentTools::default();
+    let mut offers: Vec<(oubliette_protocol::CatalogId, Vec<Arc<ToolInfo>>)> = Vec::new();
+    let mut called = Vec::new();
+    for line in text.lines() {
+        let Some(kind) = line.chars().next() else { continue };
+        let rest = &line[kind.len_utf8()..];
+        match kind {
+            'u' => {
+                if let Ok(id) = rest.parse()
+                    && !tools.uses.contains(&id)
+                {
+                    tools.uses.push(id.clone());
+                    offers.push((id, Vec::new()));
+                }
+            }
+            't' => {
+                let info = ToolInfo {
+                    name: rest.into(),
+                    description: String::new(),
+                    input_schema: serde_json::Value::Null.into(),
+                };
+                if let Some((_, tools)) = offers.last_mut() {
+                    tools.push(info.into());
+                }
+            }
+            'a' => tools.allowed.push(rest.into()),
+            'd' => tools.denied.push(rest.into()),
+            '=' => {
+                if let Some((alias, target)) = rest.split_once(' ') {
+                    tools.aliases.insert(alias.into(), target.into());
+                }
+            }
+            _ => called.push(rest),
+        }
+    }
+    let offers: Vec<Offer> =
+        offers.into_iter().map(|(id, tools)| Offer { id, down: None, tools: tools.into() }).collect();
+    let registry = Registry::new(&tools, Arc::new(Rules::new(&tools)), &offers, Arc::default());
+    let mut seen = HashSet::new();
+    for entry in registry.listed() {
+        assert!(seen.insert(entry.name.as_str()), "{} twice", entry.name);
+        assert!(matches!(registry.resolve(&entry.name), Found::Tool(found) if found.canonical == entry.canonical));
+        assert!(!tools.denied.iter().any(|pattern| glob_fits(pattern, &entry.canonical)));
+    }
+    for name in called {
+        if let Found::Tool(entry) = registry.resolve(name) {
+            assert!(name == &*entry.canonical || name == entry.plain || entry.aliases.iter().any(|a| a == name));
+            if tools.denied.iter().any(|pattern| glob_fits(pattern, name)) && name != entry.plain {
+                assert!(matches!(entry.verdict, Verdict::Denied(_)));
+            }
+        }
+    }
+});
