@@ -8,60 +8,43 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue};
-use indexmap::IndexMap;
-use oubliette_protocol::{CatalogId, Error, Object, Result, catalog::Transport, tool::CallResult};
-use oubliette_sandbox::{Exit, Grace, Handle};
+use oubliette_protocol::CatalogId;
+use oubliette_sandbox::Grace;
 use parking_lot::Mutex;
 use rmcp::{
     RoleClient,
     model::{
-        CallToolRequest, CallToolRequestParams, ClientRequest, DiscoverRequest, DiscoverRequestParams,
-        ListToolsRequest, PingRequest, ServerResult, SubscriptionFilter,
+        ClientRequest, DiscoverRequest, DiscoverRequestParams, ListToolsRequest, PingRequest,
+        SubscriptionFilter,
     },
-    service::{Peer, PeerRequestOptions, RequestHandle, ServiceError},
+    service::{Peer, ServiceError},
 };
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
     UpstreamSpec, UpstreamTool,
-    fault::{Fault, bounded, chain},
-    handshake::{self, Lifecycle, Link, Service},
-    http::{Endpoint, HttpError},
+    fault::Fault,
+    handshake::{Lifecycle, Service},
     latch::Latch,
     limits, listing,
-    stdio::{self, Process},
-    tcp,
-    traffic::{Answer, Attached, Ending, ForHttp, Traffic, read_result},
-    wire::NotSent,
-    ws,
+    opening::{self, Base, Ready, lost},
 };
-use crate::{CallContext, Secrets};
 
 /// A server that can be called.
 pub(super) struct Connection {
-    server: CatalogId,
-    peer: Peer<RoleClient>,
+    pub(super) server: CatalogId,
+    pub(super) peer: Peer<RoleClient>,
     service: Mutex<Option<Service>>,
-    base: Base,
+    pub(super) base: Base,
     lifecycle: Lifecycle,
-    request_timeout: Duration,
+    pub(super) request_timeout: Duration,
     /// Set when it is lost or closed, with the reason.
-    gone: Latch<Arc<str>>,
+    pub(super) gone: Latch<Arc<str>>,
     /// It answers pings, as far as is known.
     pings: AtomicBool,
     /// It has answered a call.
-    served: AtomicBool,
+    pub(super) served: AtomicBool,
     tasks: Vec<JoinHandle<()>>,
-}
-
-/// What is under the MCP client.
-struct Base {
-    link: Option<Link>,
-    process: Option<Process>,
-    traffic: Arc<Traffic>,
-    secrets: Arc<Secrets>,
 }
 
 impl Drop for Connection {
@@ -71,33 +54,18 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Starts or connects to the server, makes the handshake and lists its tools, all within `startupMs`.
+    /// Starts or connects to the server; it can be called when this returns.
     pub(super) async fn open(
         spec: &UpstreamSpec,
-        lifecycle: Lifecycle,
+        known: Lifecycle,
     ) -> Result<(Arc<Self>, Vec<UpstreamTool>), Fault> {
-        let secrets = Arc::new(Secrets::new());
-        let traffic = Traffic::new(spec.server.id.clone(), secrets.clone());
-        let mut base = Base {
-            link: None,
-            process: None,
-            traffic,
-            secrets,
-        };
-        let startup = Duration::from_millis(spec.server.timeouts.startup_ms);
-        let mut step = Step::Connect;
-        let opened = timeout(startup, Box::pin(base.open(spec, lifecycle, &mut step))).await;
-        let fault = match opened {
-            Ok(Ok((service, lifecycle, tools))) => {
-                return Ok((Self::new(spec, base, service, lifecycle), tools));
-            }
-            Ok(Err(fault)) => fault,
-            Err(_) => {
-                let (limit, step) = (spec.server.timeouts.startup_ms, step.as_str());
-                Fault::new(format!("not ready within {limit} ms: still {step}"))
-            }
-        };
-        Err(base.abandon(fault).await)
+        let Ready {
+            base,
+            service,
+            lifecycle,
+            tools,
+        } = opening::open(spec, known).await?;
+        Ok((Self::new(spec, base, service, lifecycle), tools))
     }
 
     fn new(spec: &UpstreamSpec, base: Base, service: Service, lifecycle: Lifecycle) -> Arc<Self> {
@@ -165,126 +133,6 @@ impl Connection {
         match timeout(self.request_timeout, listing::list(&self.peer)).await {
             Ok(listed) => listed,
             Err(_) => Err(Fault::new("it did not answer tools/list in time")),
-        }
-    }
-
-    /// Calls a tool. One that is lost on the way fails at once and is never repeated: nobody knows what it
-    /// did.
-    pub(super) async fn call(&self, tool: &str, arguments: Object, ctx: &CallContext) -> Result<CallResult> {
-        let answer = Answer::default();
-        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
-        let mut request = CallToolRequest::new(params);
-        let progress = ctx.progress.clone();
-        request.extensions.insert(Attached {
-            answer: answer.clone(),
-            progress,
-            for_http: ForHttp::Hidden,
-        });
-        let deadline = tokio::time::sleep(self.request_timeout);
-        tokio::pin!(deadline);
-
-        let sending = self.peer.send_cancellable_request(
-            ClientRequest::CallToolRequest(request),
-            PeerRequestOptions::no_options(),
-        );
-        let handle = tokio::select! {
-            biased;
-            sent = sending => sent.map_err(|error| self.failed(error))?,
-            () = ctx.cancel.cancelled() => return Err(self.cancelled()),
-            () = &mut deadline => return Err(self.late()),
-        };
-        let mut open = OpenCall(Some(handle));
-        let Some(handle) = &mut open.0 else {
-            return Err(self.unknown("it is closed"));
-        };
-        let response = tokio::select! {
-            biased;
-            response = &mut handle.rx => response,
-            reason = self.gone.wait() => {
-                // Its last answer may be on the way.
-                match timeout(limits::LAST_WORDS / 2, &mut handle.rx).await {
-                    Ok(Ok(response)) if !matches!(response, Err(ServiceError::TransportClosed)) => Ok(response),
-                    _ => {
-                        open.0 = None;
-                        return Err(self.unknown(&reason));
-                    }
-                }
-            }
-            // Dropping the open call tells the server.
-            () = ctx.cancel.cancelled() => return Err(self.cancelled()),
-            () = &mut deadline => return Err(self.late()),
-        };
-        open.0 = None;
-        let result = match response {
-            Ok(Ok(ServerResult::EmptyResult(_))) => answer.lock().take(),
-            // An answer that came another way, on a resumed stream for one.
-            Ok(Ok(other)) => serde_json::to_vec(&other).ok().map(Bytes::from),
-            Ok(Err(ServiceError::TransportClosed)) | Err(_) => {
-                // Why is known in a moment, unless it is this one answer that was broken off.
-                let reason = timeout(limits::LAST_WORDS, self.gone.wait()).await;
-                return Err(self.unknown(reason.as_deref().unwrap_or("it broke off its answer")));
-            }
-            Ok(Err(error)) => return Err(self.failed(error)),
-        };
-        self.served.store(true, Ordering::Relaxed);
-        let Some(result) = result else {
-            return Ok(CallResult::default());
-        };
-        read_result(&result)
-            .map_err(|why| Error::tool_error(format!("tool server {}: {}", self.server, bounded(&why))))
-    }
-
-    fn late(&self) -> Error {
-        let limit = self.request_timeout.as_millis();
-        Error::timeout(format!(
-            "tool server {} did not answer within {limit} ms; it was told to stop",
-            self.server
-        ))
-    }
-
-    fn cancelled(&self) -> Error {
-        Error::unavailable(format!(
-            "the call was cancelled; tool server {} was told to stop",
-            self.server
-        ))
-    }
-
-    fn unknown(&self, reason: &str) -> Error {
-        Error::unavailable(format!(
-            "tool server {} was lost during the call ({reason}): outcome unknown; the call was not repeated",
-            self.server
-        ))
-    }
-
-    fn unsent(&self, reason: &str) -> Error {
-        Error::unavailable(format!(
-            "tool server {} did not get the call: {reason}",
-            self.server
-        ))
-    }
-
-    fn failed(&self, error: ServiceError) -> Error {
-        let text =
-            |error: &(dyn std::error::Error + 'static)| self.base.secrets.mask_text(bounded(&chain(error)));
-        match error {
-            ServiceError::McpError(error) => {
-                self.served.store(true, Ordering::Relaxed);
-                Error::tool_error(self.base.secrets.mask_text(bounded(&error.message)))
-            }
-            ServiceError::TransportSend(error) => {
-                let cause = &*error.error;
-                match (cause.downcast_ref::<NotSent>(), cause.downcast_ref::<HttpError>()) {
-                    (Some(NotSent::Refused(why)), _) => self.unsent(why),
-                    (Some(NotSent::Broken(why)), _) => self.unknown(why),
-                    (_, Some(HttpError::Client(cause))) if cause.is_connect() => self.unsent(&text(cause)),
-                    (_, Some(HttpError::Client(cause))) => self.unknown(&text(cause)),
-                    (_, Some(cause)) => {
-                        Error::unavailable(format!("tool server {}: {}", self.server, text(cause)))
-                    }
-                    (None, None) => self.unknown(&text(cause)),
-                }
-            }
-            other => self.unknown(&text(&other)),
         }
     }
 
@@ -362,161 +210,6 @@ impl Connection {
     /// The reason it was lost, without secrets.
     pub(super) fn masked(&self, reason: &str) -> String {
         self.base.secrets.mask_text(reason)
-    }
-}
-
-/// A call that was sent and not answered. Dropped, it tells the server that nobody waits any more.
-struct OpenCall(Option<RequestHandle<RoleClient>>);
-
-impl Drop for OpenCall {
-    fn drop(&mut self) {
-        if let Some(handle) = self.0.take()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            runtime.spawn(async move {
-                let _ = timeout(
-                    limits::CLOSE,
-                    handle.cancel(Some("nobody waits for it any more".into())),
-                )
-                .await;
-            });
-        }
-    }
-}
-
-/// What a start is busy with.
-#[derive(Clone, Copy)]
-enum Step {
-    Connect,
-    Greet,
-    List,
-}
-
-impl Step {
-    fn as_str(self) -> &'static str {
-        match self {
-            Step::Connect => "connecting",
-            Step::Greet => "waiting for the answer to the handshake",
-            Step::List => "waiting for the list of tools",
-        }
-    }
-}
-
-impl Base {
-    async fn open(
-        &mut self,
-        spec: &UpstreamSpec,
-        known: Lifecycle,
-        step: &mut Step,
-    ) -> Result<(Service, Lifecycle, Vec<UpstreamTool>), Fault> {
-        let traffic = self.traffic.clone();
-        let link = match &spec.server.transport {
-            Transport::Stdio(stdio) => {
-                let (wire, process) = stdio::spawn(spec, stdio, &self.secrets, traffic).await?;
-                self.process = Some(process);
-                Link::Wire(wire)
-            }
-            Transport::Ws { endpoint, headers } => {
-                Link::Wire(ws::connect(endpoint, self.headers(spec, headers)?, traffic).await?)
-            }
-            Transport::Tcp { endpoint } => Link::Wire(tcp::connect(endpoint, traffic).await?),
-            Transport::Http { endpoint, headers } => {
-                Link::Http(Endpoint::new(endpoint, self.headers(spec, headers)?, traffic)?)
-            }
-        };
-        let link = self.link.insert(link);
-        *step = Step::Greet;
-        let ready = async {
-            let (service, lifecycle) = handshake::greet(link, known).await?;
-            *step = Step::List;
-            let tools = listing::list(service.peer()).await?;
-            Ok((service, lifecycle, tools))
-        };
-        let handle = self.process.as_ref().map(|process| &process.handle);
-        let lost = lost(&self.traffic, handle);
-        tokio::pin!(lost);
-        let fault: Fault = tokio::select! {
-            biased;
-            ready = ready => match ready {
-                Ok(ready) => return Ok(ready),
-                Err(fault) => fault,
-            },
-            reason = &mut lost => return Err(Fault::new(&*reason)),
-        };
-        // What ended the connection says more than how the client noticed.
-        match self.traffic.ended.is_set() {
-            true => Err(Fault::new(&*lost.await)),
-            false => Err(fault),
-        }
-    }
-
-    fn headers(&self, spec: &UpstreamSpec, headers: &IndexMap<String, String>) -> Result<HeaderMap, Fault> {
-        let mut map = HeaderMap::new();
-        for (name, value) in headers {
-            let value = spec
-                .trust
-                .expand(value, &*spec.env, &self.secrets)
-                .map_err(Fault::refused)?;
-            let wrong = |what: &str| {
-                Fault::refused(Error::invalid(format!("the header {name:?} has a wrong {what}")))
-            };
-            let name: HeaderName = name.parse().map_err(|_| wrong("name"))?;
-            let mut value = HeaderValue::from_str(&value).map_err(|_| wrong("value"))?;
-            value.set_sensitive(true);
-            map.append(name, value);
-        }
-        Ok(map)
-    }
-
-    async fn close(&self, reason: &str) {
-        match &self.link {
-            Some(Link::Wire(wire)) => wire.close(reason).await,
-            Some(Link::Http(_)) | None => self.traffic.ended.set(Ending::Fault(reason.into())),
-        }
-    }
-
-    /// Gives up a start: nothing of it stays, and the fault tells what stderr said.
-    async fn abandon(mut self, fault: Fault) -> Fault {
-        if let Some(process) = &mut self.process {
-            process.handle.kill();
-            process.stderr.finish().await;
-        }
-        self.close(&fault.reason).await;
-        let stderr = self
-            .process
-            .as_ref()
-            .and_then(|process| process.stderr.tail(&self.secrets));
-        Fault {
-            reason: self.secrets.mask_text(&fault.reason).into(),
-            stderr,
-            cure: fault.cure,
-        }
-    }
-}
-
-/// Waits until a connection is lost. The end of a process and the end of its output come together, and
-/// either may be seen first; the exit code is the better reason.
-async fn lost(traffic: &Traffic, process: Option<&Handle>) -> Arc<str> {
-    let ended = |exit: Exit| -> Arc<str> { format!("it ended: {exit}").into() };
-    let Some(process) = process else {
-        return match traffic.ended.wait().await {
-            Ending::Closed => "it closed the connection".into(),
-            Ending::Fault(reason) => reason,
-        };
-    };
-    tokio::select! {
-        biased;
-        ending = traffic.ended.wait() => match ending {
-            Ending::Fault(reason) => reason,
-            Ending::Closed => match timeout(limits::LAST_WORDS, process.wait()).await {
-                Ok(exit) => ended(exit),
-                Err(_) => "it closed its output".into(),
-            },
-        },
-        exit = process.wait() => {
-            let _ = timeout(limits::LAST_WORDS, traffic.ended.wait()).await;
-            ended(exit)
-        }
     }
 }
 

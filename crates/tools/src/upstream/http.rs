@@ -390,9 +390,20 @@ impl StreamableHttpClient for Client {
         headers: HashMap<HeaderName, HeaderValue>,
         most: usize,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpError> {
-        self.client
-            .get_stream_with_max_sse_event_size(uri, session_id, last_event_id, auth_header, headers, most)
-            .await
+        let stream = self.client.get_stream_with_max_sse_event_size(
+            uri,
+            session_id,
+            last_event_id,
+            auth_header,
+            headers,
+            most,
+        );
+        stream.await.map_err(|error| match error {
+            // The stream is asked for again when it breaks, so this is how a dead server shows while
+            // nobody calls it. A stream that is merely cut is no sign of it.
+            StreamableHttpError::Client(error) if error.is_connect() => self.lost(error),
+            other => other,
+        })
     }
 }
 

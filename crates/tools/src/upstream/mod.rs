@@ -6,13 +6,15 @@
 //!
 //! - this file: [`Upstream`], what the rest of the crate holds of a server.
 //! - [`supervisor`]: its one task: start, watch, restart, stop; [`board`]: what everyone sees of it.
-//! - [`connection`]: one connection, from start to end, and the calls on it; [`handshake`]: both lifecycles.
+//! - [`connection`]: one connection: [`opening`] makes it, with the [`handshake`] of either lifecycle;
+//!   [`calling`] calls tools on it.
 //! - [`stdio`], [`ws`], [`tcp`], [`http`]: how a connection is made; [`lines`], [`tls`]: what they share.
 //! - [`wire`]: a connection as the MCP client wants one; [`traffic`]: what passes over it, looked at.
 //! - [`listing`]: the tools it has; [`stderr`]: what it said last; [`fault`]: why it is down.
 //! - [`limits`]: how much is put up with; [`latch`]: a value set once.
 
 mod board;
+mod calling;
 mod connection;
 mod fault;
 mod handshake;
@@ -21,6 +23,7 @@ mod latch;
 mod limits;
 mod lines;
 mod listing;
+mod opening;
 mod stderr;
 mod stdio;
 mod supervisor;
