@@ -43,6 +43,14 @@ pub(crate) struct Link {
     peer: ArcSwapOption<Peer>,
 }
 
+/// How far a connection came.
+enum Told {
+    /// It ended before the server had said which tools there are.
+    Nothing,
+    /// The tools were learnt.
+    All,
+}
+
 /// What `oubliette_tools` came to. It is asked once; a lost connection is no answer.
 enum Own {
     NotAsked,
@@ -81,31 +89,30 @@ impl Link {
             None => Own::Settled,
         };
         let mut wait = BACKOFF.0;
-        let mut complained = false;
+        // One line for each time the server goes away, not one for each attempt.
+        let mut said = false;
         loop {
-            match UnixStream::connect(&self.socket).await {
-                Ok(stream) => {
-                    (wait, complained) = (BACKOFF.0, false);
-                    self.connected(stream, &mut own).await;
-                    eprintln!("oubliette-client: the server has gone; waiting for it to come back");
-                }
-                Err(why) => {
-                    if !complained {
-                        eprintln!(
-                            "oubliette-client: cannot connect to {}: {why}; trying again",
-                            self.socket()
-                        );
-                        complained = true;
+            let why = match UnixStream::connect(&self.socket).await {
+                Ok(stream) => match self.connected(stream, &mut own).await {
+                    Told::All => {
+                        (wait, said) = (BACKOFF.0, false);
+                        "the server has gone".to_owned()
                     }
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(BACKOFF.1);
-                }
+                    // A server that hangs up at once must not be hammered: the wait goes on growing.
+                    Told::Nothing => "the server hung up".to_owned(),
+                },
+                Err(why) => format!("cannot connect to {}: {why}", self.socket()),
+            };
+            if !std::mem::replace(&mut said, true) {
+                eprintln!("oubliette-client: {why}; trying again");
             }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(BACKOFF.1);
         }
     }
 
     /// One connection from beginning to end.
-    async fn connected(&self, stream: UnixStream, own: &mut Own) {
+    async fn connected(&self, stream: UnixStream, own: &mut Own) -> Told {
         self.registry.begin();
         let refresh = Arc::new(Notify::new());
         let ears = Arc::new(Ears {
@@ -115,8 +122,9 @@ impl Link {
         let (read, write) = stream.into_split();
         let (peer, ended) = Peer::spawn_halves(read, write, ears, Limits::default());
         self.peer.store(Some(Arc::new(peer.clone())));
+        let mut told = Told::Nothing;
         let learning = async {
-            self.learn(&peer, own).await;
+            told = self.learn(&peer, own).await;
             loop {
                 refresh.notified().await;
                 if let Some(agent) = agent_tools(&peer).await {
@@ -129,15 +137,18 @@ impl Link {
             () = learning => {}
         }
         self.peer.store(None);
+        told
     }
 
     /// Asks for everything at once. The server sends its callers before any answer, so when these answers
     /// are in, the list is whole.
-    async fn learn(&self, peer: &Peer, own: &mut Own) {
+    async fn learn(&self, peer: &Peer, own: &mut Own) -> Told {
         let (agent, mine) = tokio::join!(agent_tools(peer), self.own_tools(peer, own));
-        if !peer.is_closed() {
-            self.registry.commit(agent.unwrap_or_default(), mine);
+        if peer.is_closed() {
+            return Told::Nothing;
         }
+        self.registry.commit(agent.unwrap_or_default(), mine);
+        Told::All
     }
 
     async fn own_tools(&self, peer: &Peer, own: &mut Own) -> Option<Vec<ToolSpec>> {

@@ -475,6 +475,28 @@ async fn a_server_that_comes_late_is_waited_for() {
 }
 
 #[tokio::test]
+async fn a_server_that_hangs_up_is_tried_again_without_a_word_each_time() {
+    let mut server = Server::with_callers(&[myapp()]);
+    *server.script.agent_tools.lock() = None;
+    let mut agent = server.agent();
+    agent.initialize().await;
+    let list = agent.start("tools/list", json!({})).await;
+    for _ in 0..3 {
+        server.peer().await.close();
+    }
+    *server.script.agent_tools.lock() = Some(json!({"tools":[]}));
+    assert_eq!(
+        agent.answer(list).await["result"]["tools"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    let said = agent.end().await;
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[tokio::test]
 async fn the_stateless_lifecycle_lists_calls_and_hears_of_changes() {
     let mut server = Server::with_callers(&[myapp()]);
     let mut agent = server.agent();
