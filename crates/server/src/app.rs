@@ -46,8 +46,10 @@ pub struct App {
     pub started: Instant,
     /// Stateful MCP sessions.
     pub listeners: Listeners,
-    /// Cancelled when the server stops: whatever is held open ends.
+    /// Cancelled when the server stops: what is only held open ends, what is being done is finished.
     pub stopping: CancellationToken,
+    /// Cancelled when that is done, or took too long.
+    pub stopped: CancellationToken,
     audit: AuditQueue,
 }
 
@@ -96,6 +98,7 @@ impl App {
                 started: Instant::now(),
                 listeners: Listeners::default(),
                 stopping: CancellationToken::new(),
+                stopped: CancellationToken::new(),
                 audit: AuditQueue::start(store.clone()),
                 home,
                 config,
@@ -124,6 +127,7 @@ impl App {
     /// Finishes what is in flight and lets go of the home.
     pub async fn close(&self) {
         self.stopping.cancel();
+        self.stopped.cancel();
         self.audit_settled().await;
         self.store.close().await;
     }

@@ -91,6 +91,9 @@ pub async fn start(serve: Serve) -> Result<Running> {
             home.config_path().display()
         )));
     }
+    if config.otlp.is_some() {
+        tracing::warn!("[otlp] endpoint is set, and this build sends no traces");
+    }
     raise_open_files();
     let listener = net::bind(config.listen).await?;
     let address = listener.local_addr().map_err(Error::internal)?;

@@ -68,7 +68,7 @@ impl Tool for DebuggerEvents {
         let events = tokio::select! {
             events = poll => events?,
             () = call.origin.gone().cancelled() => return Err(Error::unavailable("the client left")),
-            () = call.app.stopping.cancelled() => return Err(Error::unavailable("the server is stopping; ask again")),
+            () = call.app.stopping.cancelled() => Vec::new(),
         };
         let last_index = events.last().map_or(since, |event| event.index);
         Ok(json!({ "events": events, "last_index": last_index }))

@@ -339,12 +339,14 @@ impl Tool for SessionEvents {
             }
             Origin::Inside(_) => None,
         };
+        let at_once = EventsQuery { wait: Duration::ZERO, ..query.clone() };
         let reply = tokio::select! {
             reply = call.app.sessions.events(call.grant.principal(), query) => reply,
+            // A server that stops answers its polls with what there is.
+            () = call.app.stopping.cancelled() => call.app.sessions.events(call.grant.principal(), at_once).await,
             // Dropping what is held says that the caller left.
             () = call.origin.gone().cancelled() => return Err(Error::unavailable("the client left")),
             () = call.app.auth.ended(call.grant) => return Err(Error::unauthenticated("this token is no longer good")),
-            () = call.app.stopping.cancelled() => return Err(Error::unavailable("the server is stopping; ask again")),
         };
         if let Some(held) = held {
             held.answered();

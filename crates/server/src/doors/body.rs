@@ -22,8 +22,15 @@ pub enum BodyError {
     Broken,
 }
 
+/// How long a whole body may take.
+const WHOLE: Duration = Duration::from_secs(60);
+
 /// Reads a whole body.
-pub async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
+pub async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, BodyError> {
+    tokio::time::timeout(WHOLE, gather(headers, body)).await.unwrap_or(Err(BodyError::Broken))
+}
+
+async fn gather(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|n| n > MOST) {
         drain(body).await;

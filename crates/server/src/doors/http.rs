@@ -93,14 +93,13 @@ async fn front(State(doors): State<Doors>, mut request: Request, next: Next) -> 
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     doors.app.metrics.request(name, status.as_u16());
-    let _entered = span.enter();
+    let _inside = span.enter();
     let took_ms = started.elapsed().as_secs_f64() * 1000.0;
     match status.as_u16() {
-        500.. => tracing::warn!(status = status.as_u16(), took_ms, "answered"),
         _ if probe => tracing::trace!(status = status.as_u16(), took_ms, "answered"),
+        500.. => tracing::warn!(status = status.as_u16(), took_ms, "answered"),
         _ => tracing::debug!(status = status.as_u16(), took_ms, "answered"),
     }
-    drop(_entered);
     response
 }
 

@@ -63,7 +63,7 @@ impl Endpoint {
             .with_sse_keep_alive(Some(KEEP_ALIVE))
             // Priming is the manager's: it knows who understands it.
             .with_sse_retry(None)
-            .with_cancellation_token(app.stopping.child_token())
+            .with_cancellation_token(app.stopped.child_token())
             .with_max_request_body_bytes(body::MOST);
         let service = StreamableHttpService::new(move || Ok(Handler::new(app.clone())), manager.clone(), config);
         Self { service, manager }

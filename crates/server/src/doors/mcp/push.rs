@@ -149,6 +149,7 @@ impl Puller {
             tokio::select! {
                 biased;
                 () = &mut self.ended => return None,
+                () = self.app.stopping.cancelled() => return None,
                 changed = self.changes.changed() => changed.ok()?,
                 item = self.followed.next(), if speaking => match item {
                     Some((log, Ok(event))) => self.take(log, &event)?,

@@ -1,0 +1,254 @@
+//! A real server on a real port, asked by raw HTTP.
+
+#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+
+use oubliette_home::Home;
+use oubliette_protocol::{ProjectId, Scope, SessionId, WorkspaceId, event::Status};
+use oubliette_server::{
+    app::App,
+    auth::{Mint, expose},
+    config::Config,
+    first_run,
+    lifecycle::{self, Running, Serve},
+};
+use oubliette_store::SessionRow;
+use reqwest::{Client, RequestBuilder, Response};
+use serde_json::{Value, json};
+
+pub struct Server {
+    pub app: Arc<App>,
+    pub url: String,
+    pub admin: String,
+    pub http: Client,
+    running: Option<Running>,
+    _home: tempfile::TempDir,
+}
+
+impl Server {
+    pub async fn start() -> Self {
+        Self::with("").await
+    }
+
+    /// With more lines in oubliette.toml.
+    pub async fn with(config: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path().join("home")).unwrap();
+        first_run::prepare(&home).unwrap();
+        let mut config = Config::parse(config, "oubliette.toml", &|_| None).unwrap();
+        config.listen = "127.0.0.1:0".parse().unwrap();
+        let running = lifecycle::start(Serve { home, config, insecure: false }).await.unwrap();
+        let admin = first_run::fill(&running.app).await.unwrap().unwrap();
+        Self { app: running.app.clone(), url: running.url(), admin, http: client(), running: Some(running), _home: dir }
+    }
+
+    pub async fn stop(mut self) {
+        self.running.take().unwrap().stop().await;
+    }
+
+    pub async fn token(&self, scope: Scope, project: Option<&ProjectId>) -> String {
+        let mint = Mint { name: "t".into(), scope, project: project.cloned(), expires_at: None, session: None };
+        let (_, token) = self.app.auth.mint(mint).await.unwrap();
+        expose(&token).to_owned()
+    }
+
+    pub fn post(&self, path: &str) -> RequestBuilder {
+        self.http.post(format!("{}{path}", self.url))
+    }
+
+    pub fn get(&self, path: &str) -> RequestBuilder {
+        self.http.get(format!("{}{path}", self.url))
+    }
+
+    /// Status and body of a tool called by REST.
+    pub async fn tool(&self, token: &str, name: &str, arguments: Value) -> (u16, Value) {
+        let response = self.post(&format!("/api/tools/{name}")).bearer_auth(token).json(&arguments).send().await.unwrap();
+        let status = response.status().as_u16();
+        (status, response.json().await.unwrap())
+    }
+
+    pub async fn project(&self, name: &str) -> ProjectId {
+        let (status, project) = self.tool(&self.admin, "project_create", json!({ "name": name })).await;
+        assert_eq!(status, 200, "{project}");
+        project["project_id"].as_str().unwrap().parse().unwrap()
+    }
+
+    pub async fn default_workspace(&self, project: &ProjectId) -> WorkspaceId {
+        self.app.store.project_get(project).await.unwrap().unwrap().default_workspace
+    }
+
+    /// A session that is only a row and a log: nothing runs.
+    pub async fn session(&self, project: &ProjectId, parent: Option<&SessionId>) -> SessionId {
+        let id = SessionId::generate();
+        let now = oubliette_store::now();
+        let root = match parent {
+            Some(parent) => self.app.store.session_get(parent).await.unwrap().unwrap().root_id,
+            None => id.clone(),
+        };
+        let row = SessionRow {
+            session_id: id.clone(),
+            project_id: project.clone(),
+            workspace_id: self.default_workspace(project).await,
+            agent: "demo".parse().unwrap(),
+            status: Status::Ended,
+            reason: None,
+            parent_id: parent.cloned(),
+            root_id: root,
+            depth: parent.map_or(0, |_| 1),
+            turn: 0,
+            created_at: now,
+            updated_at: now,
+            created_by: None,
+            title: None,
+            agent_session: None,
+            isolation: None,
+        };
+        self.app.store.session_insert(row).await.unwrap();
+        id
+    }
+}
+
+pub fn client() -> Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Client::builder().no_proxy().build().unwrap()
+}
+
+/// The `data` of each SSE event as it comes.
+pub struct Events {
+    response: Response,
+    buffer: String,
+}
+
+/// One SSE event.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame {
+    pub id: Option<String>,
+    pub event: Option<String>,
+    pub data: Value,
+}
+
+impl Events {
+    pub fn new(response: Response) -> Self {
+        assert_eq!(response.status(), 200);
+        Self { response, buffer: String::new() }
+    }
+
+    /// The next event with data; `None` at the end.
+    pub async fn next(&mut self) -> Option<Frame> {
+        loop {
+            while let Some(end) = self.buffer.find("\n\n") {
+                let block: String = self.buffer.drain(..end + 2).collect();
+                let field = |name: &str| {
+                    let mut lines = block.lines().filter_map(|l| l.strip_prefix(name));
+                    lines.next().map(|v| v.trim_start().to_owned())
+                };
+                if let Some(data) = field("data:").filter(|d| !d.is_empty()) {
+                    return Some(Frame { id: field("id:"), event: field("event:"), data: serde_json::from_str(&data).unwrap() });
+                }
+            }
+            let chunk = tokio::time::timeout(std::time::Duration::from_secs(20), self.response.chunk());
+            let chunk = chunk.await.expect("an event within 20 s").ok()??;
+            self.buffer.push_str(&String::from_utf8_lossy(&chunk).replace("\r\n", "\n"));
+        }
+    }
+}
+
+/// An MCP client by hand.
+pub struct Mcp<'a> {
+    pub server: &'a Server,
+    pub token: String,
+    pub session: Option<String>,
+    pub version: &'static str,
+    id: std::sync::atomic::AtomicI64,
+}
+
+impl<'a> Mcp<'a> {
+    /// A stateful session of a revision.
+    pub async fn legacy(server: &'a Server, token: &str, version: &'static str) -> Self {
+        let mut client = Self { server, token: token.into(), session: None, version, id: 1.into() };
+        let params = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let response = client.send("initialize", params).await;
+        client.session = Some(response.headers()["mcp-session-id"].to_str().unwrap().to_owned());
+        let answer = Events::new(response).next().await.unwrap().data;
+        assert_eq!(answer["result"]["protocolVersion"], version, "{answer}");
+        let accepted = client.request(json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).send().await.unwrap();
+        assert_eq!(accepted.status(), 202);
+        client
+    }
+
+    /// A stateless client.
+    pub fn modern(server: &'a Server, token: &str) -> Self {
+        Self { server, token: token.into(), session: None, version: "2026-07-28", id: 1.into() }
+    }
+
+    pub fn request(&self, body: Value) -> RequestBuilder {
+        let mut request = self
+            .server
+            .post("/mcp")
+            .bearer_auth(&self.token)
+            .header("accept", "application/json, text/event-stream")
+            .header("mcp-protocol-version", self.version);
+        if let Some(method) = body["method"].as_str().filter(|_| self.version == "2026-07-28") {
+            request = request.header("mcp-method", method);
+            if let Some(name) = body["params"]["name"].as_str().or(body["params"]["uri"].as_str()) {
+                request = request.header("mcp-name", name);
+            }
+        }
+        if let Some(session) = &self.session {
+            request = request.header("mcp-session-id", session);
+        }
+        request.json(&body)
+    }
+
+    pub fn message(&self, method: &str, mut params: Value) -> Value {
+        if self.version == "2026-07-28" {
+            params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!(self.version);
+            params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
+        }
+        let id = self.id.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+    }
+
+    pub async fn send(&self, method: &str, params: Value) -> Response {
+        let message = self.message(method, params);
+        self.request(message).send().await.unwrap()
+    }
+
+    /// The answer of a request: `result` or `error`.
+    pub async fn ask(&self, method: &str, params: Value) -> Value {
+        let response = self.send(method, params).await;
+        let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
+        match kind.starts_with("text/event-stream") {
+            false => response.json().await.unwrap(),
+            true => {
+                let mut events = Events::new(response);
+                loop {
+                    let frame = events.next().await.expect("an answer").data;
+                    if frame.get("result").is_some() || frame.get("error").is_some() {
+                        return frame;
+                    }
+                }
+            }
+        }
+    }
+
+    pub async fn call(&self, tool: &str, arguments: Value) -> Value {
+        self.ask("tools/call", json!({"name": tool, "arguments": arguments})).await["result"].clone()
+    }
+
+    /// The GET stream.
+    pub async fn listen(&self, last: Option<&str>) -> Events {
+        let mut request = self
+            .server
+            .get("/mcp")
+            .bearer_auth(&self.token)
+            .header("accept", "text/event-stream")
+            .header("mcp-protocol-version", self.version)
+            .header("mcp-session-id", self.session.as_ref().unwrap());
+        if let Some(last) = last {
+            request = request.header("last-event-id", last);
+        }
+        Events::new(request.send().await.unwrap())
+    }
+}
