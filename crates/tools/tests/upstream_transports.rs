@@ -14,6 +14,7 @@ use oubliette_tools::{CallContext, Progress, Trust, upstream::Upstream};
 use parking_lot::Mutex;
 use rmcp::transport::streamable_http_server::StreamableHttpServerConfig;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use upstream_support::{
     Bench, Subprotocol, ask, at, http_server, object, raw, server::ToolServer, soon, stdio, tcp_server,
@@ -210,13 +211,14 @@ async fn tcp_list_changes_are_followed() {
 }
 
 /// A server of revision 2026-07-28 alone: it knows no `initialize`.
-async fn modern(mut peer: raw::Peer) {
+async fn modern(mut peer: raw::Peer, discovered: mpsc::UnboundedSender<()>) {
     while let Some(request) = peer.next().await {
         let meta = &request["params"]["_meta"];
         match request["method"].as_str().unwrap_or_default() {
             "initialize" => peer.refuse(&request, -32601, "Method not found").await,
             "notifications/initialized" => panic!("there is no such thing here"),
             "server/discover" => {
+                let _ = discovered.send(());
                 let answer = json!({"supportedVersions":["2026-07-28"],"capabilities":{"tools":{"listChanged":true}},
                     "serverInfo":{"name":"modern","version":"1"},"resultType":"complete",
                     "ttlMs":0,"cacheScope":"private"});
@@ -259,7 +261,8 @@ async fn modern(mut peer: raw::Peer) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_new_lifecycle_is_spoken() {
-    let address = raw::listen(modern).await;
+    let (sender, mut discovered) = mpsc::unbounded_channel();
+    let address = raw::listen(move |peer| modern(peer, sender.clone())).await;
     let check = json!({"healthCheck":{"intervalMs":20,"timeoutMs":500,"failures":1}});
     let bench = Bench::new(at("tcp", address, check));
     let upstream = bench.up().await;
@@ -274,7 +277,9 @@ async fn the_new_lifecycle_is_spoken() {
         "{error}"
     );
     // Health checks do without ping.
-    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    for _ in 0..4 {
+        soon("a check", discovered.recv()).await.unwrap();
+    }
     assert_eq!(bench.recorder.lights(), [(Light::Yellow, Light::Green)]);
     upstream.stop("done").await;
 }

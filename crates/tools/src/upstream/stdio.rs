@@ -108,3 +108,97 @@ fn order(spec: &UpstreamSpec, stdio: &Stdio, secrets: &Secrets) -> Result<Spec> 
     }
     Ok(order)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use oubliette_protocol::{Slug, catalog::ToolDefinition, catalog::Transport, debug::DebugBody};
+    use oubliette_sandbox::Host;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{DebugSink, Trust};
+
+    struct Nowhere;
+
+    impl DebugSink for Nowhere {
+        fn record(&self, _: Option<&Slug>, _: DebugBody) {}
+    }
+
+    fn order_of(more: Value) -> Result<(Spec, Secrets)> {
+        let mut definition = json!({"id":"srv","kind":"mcp","transport":"stdio","command":"npx"});
+        definition
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let ToolDefinition::Mcp(server) = ToolDefinition::from_value(definition).unwrap() else {
+            panic!()
+        };
+        let Transport::Stdio(stdio) = server.transport.clone() else {
+            panic!()
+        };
+        let host = Arc::new(Host::new("/nowhere"));
+        let spec = UpstreamSpec {
+            server,
+            agent: "tester".parse().unwrap(),
+            workspace: "/srv/w".into(),
+            sandbox: host.clone(),
+            host,
+            trust: Arc::new(Trust {
+                read_only: vec!["/usr".into()],
+                env: vec!["KEY".into()],
+                ..Trust::default()
+            }),
+            limits: Default::default(),
+            env: Arc::new(HashMap::from([("KEY".to_owned(), "k-123456".to_owned())])),
+            debug: Arc::new(Nowhere),
+            proxy_socket: Some("/srv/proxy.sock".into()),
+        };
+        let secrets = Secrets::new();
+        order(&spec, &stdio, &secrets).map(|order| (order, secrets))
+    }
+
+    #[test]
+    fn a_server_gets_its_own_and_nothing_else() {
+        let more = json!({"args":["-y","--key=${env:KEY}"],"env":{"A":"b","K":"${env:KEY}"},"read_only":["/usr/bin"]});
+        let (order, secrets) = order_of(more).unwrap();
+        assert_eq!(order.argv, ["npx", "-y", "--key=k-123456"]);
+        assert_eq!(
+            order.env,
+            [("A".into(), "b".into()), ("K".into(), "k-123456".into())]
+        );
+        assert_eq!(order.workspace.as_deref(), Some("/srv/w".as_ref()));
+        assert_eq!(order.cwd, std::path::Path::new("/workspace"));
+        assert_eq!(order.mounts, [Mount::read_only("/usr/bin", "/usr/bin")]);
+        assert_eq!(
+            (order.home, order.sockets, order.forwards),
+            (None, vec![], vec![])
+        );
+        assert_eq!(order.network, Network::None);
+        assert!(!secrets.is_empty(), "what was read is hidden from then on");
+    }
+
+    #[test]
+    fn the_proxy_is_a_socket_a_port_and_its_usual_names() {
+        let (order, _) = order_of(json!({"network":"proxy","env":{"NO_PROXY":"mine"}})).unwrap();
+        assert_eq!(order.network, Network::None);
+        assert_eq!(order.sockets, [Socket::new("/srv/proxy.sock", PROXY_SOCKET)]);
+        assert_eq!(
+            order.forwards,
+            [Forward {
+                port: PROXY_PORT,
+                socket: PROXY_SOCKET.into()
+            }]
+        );
+        let value = |name: &str| {
+            order
+                .env
+                .iter()
+                .find(|(n, _)| n == name)
+                .map(|(_, value)| value.as_str())
+        };
+        assert_eq!(value("HTTPS_PROXY"), Some("http://127.0.0.1:19998"));
+        assert_eq!(value("NO_PROXY"), Some("mine"), "its own environment wins");
+    }
+}

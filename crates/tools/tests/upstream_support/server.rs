@@ -144,7 +144,10 @@ impl ServerHandler for ToolServer {
                 result.is_error = Some(true);
                 result
             }
-            #[allow(clippy::disallowed_methods, reason = "to die in the middle of a call is the point")]
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "to die in the middle of a call is the point"
+            )]
             "crash" => std::process::exit(number("code") as i32),
             "grow" => {
                 self.grown.send_modify(|grown| *grown += 1);
