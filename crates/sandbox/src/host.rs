@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use crate::driver::{Check, Report, Sandbox, SandboxError};
-use crate::handle::{Kit, Running, supervise};
+use crate::handle::Running;
 use crate::launch::{Plan, launch};
+use crate::life::{Kit, supervise};
 use crate::local::words;
 use crate::spec::{PATH, WORKSPACE};
 use crate::wire::{Family, Order, Rlimits};

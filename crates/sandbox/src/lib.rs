@@ -10,7 +10,8 @@
 //! - `driver`: the [`Sandbox`] trait, its errors and its [`Report`]; [`paths`]: what is where inside.
 //! - `local`: the driver without a daemon: bubblewrap for namespaces, else Landlock alone; cgroups.
 //! - `host`: the driver without walls, for tool servers the operator trusts.
-//! - `launch`: one process started from a thread that never ends; `handle`: its life until it is reaped.
+//! - `launch`: one process started from a thread that never ends; `life`: from then until it is reaped;
+//!   `handle`: a hold on it.
 //! - `wire`: what the driver and the inner stage say to each other.
 //! - [`inner`]: the inner stage, pid 1 of every sandbox; part of `oubliette-client`.
 //! - `stop`, `disk`: ending a tool server politely; watching how much a workspace holds.
@@ -34,6 +35,8 @@ mod handle;
 mod host;
 #[cfg(feature = "driver")]
 mod launch;
+#[cfg(feature = "driver")]
+mod life;
 #[cfg(feature = "driver")]
 mod local;
 #[cfg(feature = "driver")]

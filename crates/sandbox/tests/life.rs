@@ -89,6 +89,32 @@ async fn ordinary_programs_work() {
     assert_eq!(outcome.out, "a\nb\n3\nf/e\n0\noubliette\n", "{outcome:?}");
 }
 
+/// Where each is installed; with the memory limit an agent would have.
+#[tokio::test]
+async fn interpreters_work() {
+    let rig = Rig::new().await;
+    let node = "const {execSync} = require('child_process'); const {Worker} = require('worker_threads');\
+                new Worker('require(\"worker_threads\").parentPort.postMessage(1)', {eval: true})\
+                .on('message', () => console.log(execSync('echo fine').toString().trim()))";
+    let python = "import subprocess, threading, tempfile, ssl, socket; socket.socketpair();\
+                  t = threading.Thread(target=lambda: print(subprocess.check_output(['echo', 'fine']).decode().strip()));\
+                  t.start(); t.join(); tempfile.TemporaryFile()";
+    for (program, flag, script) in [
+        ("node", "-e", node),
+        ("python3", "-c", python),
+        ("perl", "-e", "print `echo fine`"),
+    ] {
+        if !std::path::Path::new("/usr/bin").join(program).exists() {
+            eprintln!("skipped: no {program} in /usr/bin");
+            continue;
+        }
+        let mut spec = rig.command([program, flag, script]);
+        spec.limits.memory_mb = Some(1024);
+        let outcome = rig.run(spec).await;
+        assert_eq!(outcome.out, "fine\n", "{program}: {outcome:?}");
+    }
+}
+
 #[tokio::test]
 async fn pipes_carry_both_ways_and_end() {
     let rig = Rig::new().await;

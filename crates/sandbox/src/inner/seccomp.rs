@@ -83,6 +83,7 @@ const NAMESPACES: [libc::c_int; 7] = [
 ];
 
 /// Terminal calls that put words into another's mouth.
+const TIOCSTI: u64 = 0x5412;
 const TIOCLINUX: u64 = 0x541C;
 /// Asks for the personality without changing it.
 const PERSONALITY_ASK: u64 = 0xffff_ffff;
@@ -162,8 +163,7 @@ fn denied(inet: bool) -> Result<BpfProgram, seccompiler::BackendError> {
         clone.push(rule([(0, Len::Qword, Op::MaskedEq(flag), flag)])?);
     }
     rules.insert(libc::SYS_clone, clone);
-    // The libc crate types ioctl numbers differently from target to target.
-    let ioctls = [libc::TIOCSTI as u64, TIOCLINUX].map(|request| rule([(1, Len::Dword, Op::Eq, request)]));
+    let ioctls = [TIOCSTI, TIOCLINUX].map(|request| rule([(1, Len::Dword, Op::Eq, request)]));
     rules.insert(libc::SYS_ioctl, ioctls.into_iter().collect::<Result<_, _>>()?);
     let personality = rule([
         (0, Len::Dword, Op::Ne, 0),

@@ -21,8 +21,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use async_trait::async_trait;
 
 use crate::driver::{Report, Sandbox, SandboxError};
-use crate::handle::{Kit, Running, supervise};
+use crate::handle::Running;
 use crate::launch::{Plan, launch};
+use crate::life::{Kit, supervise};
 use crate::spec::{HOME, PATH, WORKSPACE};
 use crate::wire::{Family, Order, Rlimits};
 use crate::{Level, Network, Paths, Spec};
