@@ -152,13 +152,19 @@ async fn a_cancelled_command_is_killed() {
         .call(Wanted::Any("it".into()), arguments, inside(), ctx.clone());
     let told = Told::at(&world, "pid");
     let cancel = async {
-        let pid = told.pid().await;
+        let pid = rustix::process::Pid::from_raw(told.pid().await).unwrap();
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
         ctx.cancel.cancel();
-        pid
+        process
     };
-    let (result, pid) = soon("the cancelled call", async { tokio::join!(call, cancel) }).await;
+    let (result, process) = soon("the cancelled call", async { tokio::join!(call, cancel) }).await;
     assert_eq!(result.unwrap_err().code, ErrorCode::Unavailable);
-    assert!(!alive(pid));
+    // Whoever gives up is not kept waiting for the end, but it comes.
+    let end = tokio::task::spawn_blocking(move || {
+        let mut ended = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut ended, None).unwrap()
+    });
+    assert_eq!(soon("the end of the process", end).await.unwrap(), 1);
 }
 
 #[tokio::test]
