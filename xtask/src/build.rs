@@ -1,12 +1,12 @@
 //! The console and the release programs.
 
-use std::{ffi::OsStr, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{os::unix::process::CommandExt, path::Path, process::Command};
 
 use anyhow::{Context, Result};
 
 use crate::{
     setup,
-    sh::{find, run, run_with},
+    sh::{find, run},
 };
 
 /// The console, from `ui/` into `ui/dist`, where the server's build embeds it.
@@ -40,28 +40,22 @@ pub(crate) fn release(root: &Path) -> Result<()> {
     static_client(root)
 }
 
-/// `oubliette-client` again, linked statically, over the dynamic one: it then starts in any container.
+/// `oubliette-client` again, linked statically: it then starts in any container. Only its last step is done
+/// anew; `-C` after `--` reaches no other crate.
 fn static_client(root: &Path) -> Result<()> {
-    const TARGET: &str = "x86_64-unknown-linux-gnu";
-    if !cfg!(all(
-        target_arch = "x86_64",
-        target_os = "linux",
-        target_env = "gnu"
-    )) {
+    if !cfg!(all(target_os = "linux", target_env = "gnu")) {
         return Ok(());
     }
-    run_with(
-        root,
-        "cargo",
-        &["build", "--release", "-p", "oubliette-bridge", "--target", TARGET],
-        &[("RUSTFLAGS", OsStr::new("-C target-feature=+crt-static"))],
-    )?;
-    let built = root.join("target").join(TARGET).join("release/oubliette-client");
-    let place = root.join("target/release/oubliette-client");
-    // Renamed over, not written over: a running client keeps the file it started from.
-    let fresh = place.with_extension("new");
-    std::fs::copy(&built, &fresh).with_context(|| format!("cannot copy {}", built.display()))?;
-    std::fs::rename(&fresh, &place).context("cannot put the static client in its place")
+    let build = [
+        "rustc",
+        "--release",
+        "-p",
+        "oubliette-bridge",
+        "--bin",
+        "oubliette-client",
+    ];
+    let linked = ["--", "-C", "target-feature=+crt-static"];
+    run(root, "cargo", &[&build[..], &linked[..]].concat())
 }
 
 /// Builds and becomes `oubliette up`.
