@@ -42,14 +42,18 @@ impl Cgroups {
     /// Looks for them, and removes what dead servers of this scope left behind.
     pub(crate) fn find(scope: &str) -> Self {
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let mut found = if Path::new(MOUNT).join("cgroup.controllers").exists() {
-            version_two(&own)
-        } else {
-            version_one(&own)
-        };
+        let mut found = Self::find_in(Path::new(MOUNT), &own);
         found.scope = scope.to_owned();
         found.remove_leftovers();
         found
+    }
+
+    fn find_in(mount: &Path, own: &str) -> Self {
+        if mount.join("cgroup.controllers").exists() {
+            version_two(mount, own)
+        } else {
+            version_one(mount, own)
+        }
     }
 
     /// What can be limited: memory, processes, processors.
@@ -274,7 +278,7 @@ fn writable(dir: &Path) -> bool {
 }
 
 /// Our own group for each controller, if we may make groups below it.
-fn version_one(own: &str) -> Cgroups {
+fn version_one(mount: &Path, own: &str) -> Cgroups {
     let base = |controller: &str| {
         let path = own.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -283,7 +287,7 @@ fn version_one(own: &str) -> Cgroups {
                 .any(|name| name == controller)
                 .then_some(path)
         })?;
-        let mount = Path::new(MOUNT).join(controller);
+        let mount = mount.join(controller);
         let below = mount.join(path.trim_start_matches('/'));
         // In a container the path is the host's while the mount starts at the container's own group.
         let dir = if below.exists() { below } else { mount };
@@ -302,11 +306,10 @@ fn version_one(own: &str) -> Cgroups {
 
 /// The nearest group above us that is ours and hands controllers to its children; else our own, once we
 /// have moved into a group below it.
-fn version_two(own: &str) -> Cgroups {
+fn version_two(mount: &Path, own: &str) -> Cgroups {
     let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
         return Cgroups::default();
     };
-    let mount = Path::new(MOUNT);
     let own = mount.join(path);
     let base = own
         .ancestors()
@@ -382,9 +385,94 @@ mod tests {
         assert_eq!(owner("user.slice"), None);
     }
 
+    /// A group as the kernel shows it, as far as is looked at.
+    fn group(mount: &Path, path: &str, controllers: &str, handed_down: &str, procs: &str) {
+        let dir = mount.join(path);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("cgroup.controllers"), controllers).unwrap();
+        std::fs::write(dir.join("cgroup.subtree_control"), handed_down).unwrap();
+        std::fs::write(dir.join("cgroup.procs"), procs).unwrap();
+    }
+
     #[test]
-    fn version_one_finds_its_controllers_among_many() {
-        let found = version_one("4:memory:/no/such/group\n3:cpu,cpuacct:/\n1:name=systemd:/\n");
+    fn version_one_finds_each_controller_where_we_are() {
+        let mount = tempfile::tempdir().unwrap();
+        group(mount.path(), "memory/ours", "", "", "");
+        group(mount.path(), "cpu", "", "", "");
+        let found = Cgroups::find_in(
+            mount.path(),
+            "4:memory:/ours\n3:cpuacct,cpu:/of/the/host\n2:pids:/\n",
+        );
+        assert_eq!(found.version(), Some("v1"));
+        assert_eq!(found.memory, Some(mount.path().join("memory/ours")));
+        assert_eq!(
+            found.cpu,
+            Some(mount.path().join("cpu")),
+            "a container's mount begins at its own group"
+        );
         assert_eq!(found.pids, None);
+    }
+
+    #[test]
+    fn version_two_uses_the_nearest_group_that_hands_controllers_down() {
+        let mount = tempfile::tempdir().unwrap();
+        group(mount.path(), "", "cpu memory pids", "cpu memory pids", "");
+        group(mount.path(), "user", "memory pids", "memory pids", "");
+        group(mount.path(), "user/app", "memory pids", "", "1\n2\n");
+        let found = Cgroups::find_in(mount.path(), "0::/user/app\n");
+        assert_eq!(found.version(), Some("v2"));
+        assert_eq!(found.controllers(), (true, true, false));
+        assert_eq!(found.memory, Some(mount.path().join("user")));
+    }
+
+    #[test]
+    fn version_two_moves_us_below_our_own_group_only_when_alone_there() {
+        let mount = tempfile::tempdir().unwrap();
+        group(mount.path(), "", "memory pids", "", "");
+        group(
+            mount.path(),
+            "unit",
+            "memory pids",
+            "",
+            &format!("{}\n99999\n", std::process::id()),
+        );
+        assert_eq!(Cgroups::find_in(mount.path(), "0::/unit\n").version(), None);
+        group(
+            mount.path(),
+            "unit",
+            "memory pids",
+            "",
+            &format!("{}\n", std::process::id()),
+        );
+        // A real kernel would now read `memory pids`; this one keeps what was written.
+        Cgroups::find_in(mount.path(), "0::/unit\n");
+        let unit = mount.path().join("unit");
+        assert_eq!(
+            std::fs::read_to_string(unit.join("cgroup.subtree_control")).unwrap(),
+            "+memory +pids"
+        );
+        let moved = std::fs::read_to_string(unit.join("oubliette-server/cgroup.procs")).unwrap();
+        assert_eq!(moved, std::process::id().to_string());
+    }
+
+    #[test]
+    fn version_two_limits_are_written_as_the_kernel_reads_them() {
+        let mount = tempfile::tempdir().unwrap();
+        group(mount.path(), "", "cpu memory pids", "cpu memory pids", "");
+        group(mount.path(), "ours", "", "", "");
+        let found = Cgroups::find_in(mount.path(), "0::/ours\n");
+        let limits = Limits {
+            memory_mb: Some(2),
+            cpus: Some(1.5),
+            pids: Some(10),
+            workspace_mb: None,
+            open_files: None,
+        };
+        let group = found.create(&limits).unwrap().unwrap();
+        assert_eq!(group.limits(), (true, true));
+        let read = |file: &str| std::fs::read_to_string(group.dirs[0].join(file)).unwrap();
+        assert_eq!(read("memory.max"), "2097152");
+        assert_eq!(read("cpu.max"), "150000 100000");
+        assert_eq!(read("pids.max"), "12");
     }
 }
