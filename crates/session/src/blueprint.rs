@@ -104,11 +104,19 @@ impl Ceiling {
                 break;
             };
             let project = project(deps, &row.project_id).await?;
-            let entry = deps.library.agent(&row.agent)?;
-            ceiling.network = ceiling.network.min(network(&project, &entry.definition));
-            let shown = match &entry.definition.runtime {
-                Runtime::Builtin => Vec::new(),
-                Runtime::Acp { read_only, .. } => read_only.clone(),
+            // An agent that was deleted meanwhile opens nothing.
+            let definition = deps
+                .library
+                .agent(&row.agent)
+                .ok()
+                .map(|entry| entry.definition.clone());
+            let network = definition
+                .as_ref()
+                .map_or(Network::None, |above| network(&project, above));
+            ceiling.network = ceiling.network.min(network);
+            let shown = match definition.as_ref().map(|above| &above.runtime) {
+                Some(Runtime::Acp { read_only, .. }) => read_only.clone(),
+                Some(Runtime::Builtin) | None => Vec::new(),
             };
             let kept = match ceiling.read_only.take() {
                 None => shown,

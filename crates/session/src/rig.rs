@@ -231,10 +231,6 @@ fn spec(site: &Site, plan: &Blueprint, around: Surroundings, home: &Path) -> Spe
         ),
         Runtime::Acp { command, .. } => (command.clone(), Vec::new()),
     };
-    mounts.push(Mount::read_only(
-        &deps.programs.client,
-        oubliette_sandbox::spec::CLIENT,
-    ));
     mounts.extend(plan.read_only.iter().cloned());
     let mut sockets = vec![
         Socket::new(relay_socket::path(&deps.home, &site.session), SOCKET_PATH),

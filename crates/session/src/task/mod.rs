@@ -365,6 +365,10 @@ impl Task {
                 }
             },
         };
+        self.answer_tools(&built);
+    }
+
+    fn answer_tools(&mut self, built: &Result<()>) {
         for reply in self.notes.tools.drain(..) {
             let _ = reply.send(built.clone());
         }

@@ -75,6 +75,7 @@ impl Task {
         self.announced = false;
         match host {
             Ok(Ok(host)) => {
+                self.answer_tools(&Ok(()));
                 let running = EventBody::Status {
                     status: Status::Running,
                     reason: None,
