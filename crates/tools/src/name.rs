@@ -53,7 +53,7 @@ pub fn reserved(name: &str) -> Option<&'static str> {
 /// Up to three of `names` that somebody who wrote `wanted` may have meant.
 pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     const LONGEST: usize = 64;
-    const MOST: usize = 2_000;
+    const MOST: usize = 500;
     if wanted.len() > LONGEST {
         return Vec::new();
     }

@@ -9,6 +9,7 @@ use std::{
     sync::Arc,
 };
 
+use indexmap::IndexMap;
 use oubliette_protocol::{
     CatalogId,
     agent::{AgentTools, split_canonical},
@@ -161,39 +162,26 @@ impl Registry {
         let mut entries = Vec::new();
         let mut aliases = aliases_of(tools);
         for offer in offers {
+            let mut aliases = aliases.remove(offer.id.as_str()).unwrap_or_default();
             let mut seen = HashSet::new();
             for info in offer.tools.iter() {
                 let fault = fault_of(&info.name, &mut seen);
-                let own = match fault {
-                    None => aliases
-                        .remove(&name::canonical(&offer.id, &info.name))
-                        .unwrap_or_default(),
-                    Some(_) => Vec::new(),
+                let own = match (&fault, aliases.get_mut(&*info.name)) {
+                    (None, Some(own)) => std::mem::take(own),
+                    _ => Vec::new(),
                 };
                 entries.push(entry(&rules, offer, info.clone(), own, fault));
             }
-            // What is left of this id's aliases points to a tool it does not have.
-            let left: Vec<String> = tools
-                .aliases
-                .values()
-                .filter(|t| aliases.contains_key(*t))
-                .cloned()
-                .collect();
-            for target in left {
-                if let Some((id, tool)) = split_canonical(&target)
-                    && id == offer.id.as_str()
-                    && let Some(own) = aliases.remove(&target)
-                {
-                    let info = ToolInfo {
-                        name: tool.into(),
-                        description: String::new(),
-                        input_schema: any_object().into(),
-                    };
-                    // Nobody knows what a server has that never came up.
-                    let known = offer.down.is_none() || !offer.tools.is_empty();
-                    let missing = known.then(|| format!("{} has no tool {}", offer.id, quoted(tool)));
-                    entries.push(entry(&rules, offer, info.into(), own, missing));
-                }
+            // What is left points to tools it does not have; nobody knows what one has that never came up.
+            let known = offer.down.is_none() || !offer.tools.is_empty();
+            for (tool, own) in aliases.into_iter().filter(|(_, own)| !own.is_empty()) {
+                let missing = known.then(|| format!("{} has no tool {}", offer.id, quoted(tool)));
+                let info = ToolInfo {
+                    name: tool.into(),
+                    description: String::new(),
+                    input_schema: any_object().into(),
+                };
+                entries.push(entry(&rules, offer, info.into(), own, missing));
             }
         }
         let by_name = give_names(&mut entries);
@@ -269,11 +257,17 @@ impl Registry {
     }
 }
 
-/// Target → its aliases, in the order they are written.
-fn aliases_of(tools: &AgentTools) -> HashMap<String, Vec<String>> {
-    let mut of: HashMap<String, Vec<String>> = HashMap::new();
+/// Id → tool → its aliases, in the order they are written.
+fn aliases_of(tools: &AgentTools) -> HashMap<&str, IndexMap<&str, Vec<String>>> {
+    let mut of: HashMap<&str, IndexMap<&str, Vec<String>>> = HashMap::new();
     for (alias, target) in &tools.aliases {
-        of.entry(target.clone()).or_default().push(alias.clone());
+        if let Some((id, tool)) = split_canonical(target) {
+            of.entry(id)
+                .or_default()
+                .entry(tool)
+                .or_default()
+                .push(alias.clone());
+        }
     }
     of
 }

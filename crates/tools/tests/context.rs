@@ -156,6 +156,36 @@ async fn mcp_server_fails_to_start() {
 }
 
 #[tokio::test]
+async fn mcp_capabilities_discovered_and_tool_metadata_exposed() {
+    let world = World::new();
+    world
+        .install(
+            json!({"use":["srv"],"aliases":{"say":"@srv/echo"}}),
+            &[server("srv", json!({}))],
+        )
+        .await;
+    let shown = world
+        .plane
+        .agent_tools()
+        .into_iter()
+        .find(|tool| tool.name == "say")
+        .unwrap();
+    assert_eq!(
+        (shown.description.as_str(), &shown.input_schema["type"]),
+        ("The tool echo.", &json!("object"))
+    );
+    let row = world.row("say");
+    assert_eq!(
+        (row.description, row.server.as_deref()),
+        (shown.description, Some("srv"))
+    );
+    assert_eq!(
+        world.plane.list().servers[0].tools,
+        world.plane.agent_tools().len()
+    );
+}
+
+#[tokio::test]
 async fn tools_list_changed_is_followed() {
     let world = World::new();
     world

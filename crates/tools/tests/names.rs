@@ -242,6 +242,20 @@ fn ten_thousand_tools_with_ten_thousand_rules() {
     assert!(tool(&registry, "big_tool_9999").verdict.allows());
 }
 
+#[test]
+fn ten_thousand_servers_with_ten_thousand_aliases() {
+    let ids: Vec<String> = (0..10_000).map(|i| format!("s{i}")).collect();
+    let offers: Vec<Offer> = ids.iter().map(|id| offer(id, &["x"])).collect();
+    let aliases: serde_json::Map<String, serde_json::Value> = ids
+        .iter()
+        .map(|id| (format!("a-{id}"), format!("@{id}/none").into()))
+        .collect();
+    let registry = registry(json!({"use":ids,"aliases":aliases}), &offers);
+    assert_eq!(registry.entries().len(), 20_000);
+    assert_eq!(&*tool(&registry, "s9999_x").canonical, "@s9999/x");
+    assert!(tool(&registry, "a-s9999").unavailable().is_some());
+}
+
 /// An agent and what its servers offer, made so that names clash often.
 fn world() -> impl Strategy<Value = (AgentTools, Vec<Offer>)> {
     let id = prop::sample::select(vec!["a", "b", "c"]);

@@ -7,7 +7,7 @@ mod server;
 mod sink;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     sync::{
         Arc, Weak,
@@ -301,7 +301,9 @@ impl Context {
 
 /// The definitions in the order `use` names them.
 fn in_use_order(spec: &BuildSpec) -> Result<Vec<Arc<ToolDefinition>>> {
-    let find = |id: &CatalogId| spec.catalog.iter().find(|tool| tool.id() == id).cloned();
+    let catalog: HashMap<&CatalogId, &Arc<ToolDefinition>> =
+        spec.catalog.iter().map(|tool| (tool.id(), tool)).collect();
+    let find = |id: &CatalogId| catalog.get(id).map(|tool| Arc::clone(tool));
     let uses = &spec.definition.tools.uses;
     let found = uses.iter().map(|id| {
         find(id).ok_or_else(|| {
