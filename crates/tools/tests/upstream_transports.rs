@@ -415,3 +415,21 @@ async fn a_closed_connection_is_made_again() {
     assert_eq!(ask(&upstream, "a", json!({})).await, "back");
     assert_eq!(bench.recorder.count("tool_server_starting"), 2);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_to_a_server_without_it_fails_with_a_reason() {
+    let config = StreamableHttpServerConfig::default();
+    let address = http_server(ToolServer::default(), config, None, CancellationToken::new()).await;
+    for (transport, scheme) in [("ws", "wss"), ("http", "https")] {
+        let more = json!({"restart":{"maxAttempts":0}});
+        let bench = Bench::new(at(transport, format!("{scheme}://{address}/mcp"), more));
+        let row = bench.start().await.status();
+        assert_eq!(row.status, Light::Red);
+        let error = row.error.unwrap();
+        assert!(error.contains(&address.to_string()), "{error}");
+        assert!(
+            !error.contains("not ready within"),
+            "it does not wait for the time limit: {error}"
+        );
+    }
+}
