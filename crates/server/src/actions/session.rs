@@ -144,6 +144,13 @@ impl Call<'_> {
         }
     }
 
+    /// Lets the MCP session this came on hear a session's events, from after an index.
+    fn hear(&self, session: &SessionId, since: i64) {
+        if let Some(listener) = self.mcp_session().and_then(|id| self.app.listeners.get(&id)) {
+            listener.messaged(session, since);
+        }
+    }
+
     /// Notes a session's project for the audit log, if the session is within reach.
     async fn note_session(&self, id: &SessionId) -> Result<()> {
         if let Some(row) = self.app.store.session_get(id).await?
@@ -211,8 +218,10 @@ impl Tool for SessionMessage {
         drop(heard);
         let reply = reply?;
         call.note_session(&reply.session_id).await?;
+        // A quick answer may come before what happens beside it was so much as begun.
+        call.hear(&reply.session_id, since);
         if let Some(sink) = call.sink().filter(|_| wait == Wait::ForTurn) {
-            rest(call, sink, &reply.session_id).await?;
+            rest(call, sink, &reply.session_id, since).await?;
         }
         shaped(reply)
     }
@@ -231,9 +240,7 @@ impl Streamed<'_> {
     async fn run(self, session: oneshot::Receiver<SessionId>) {
         let call = self.call;
         let Ok(session) = session.await else { return std::future::pending().await };
-        if let Some(listener) = call.mcp_session().and_then(|id| call.app.listeners.get(&id)) {
-            listener.messaged(&session, self.since);
-        }
+        call.hear(&session, self.since);
         if self.wait == Wait::No {
             return std::future::pending().await;
         }
@@ -254,8 +261,8 @@ impl Streamed<'_> {
 }
 
 /// The turn's end may be in the log before it is on the stream: what is left goes out before the answer.
-async fn rest(call: &Call<'_>, sink: &Arc<dyn EventSink>, session: &SessionId) -> Result<()> {
-    let Some(streamed) = call.streamed_until() else { return Ok(()) };
+async fn rest(call: &Call<'_>, sink: &Arc<dyn EventSink>, session: &SessionId, since: i64) -> Result<()> {
+    let streamed = call.streamed_until().unwrap_or(since);
     for event in call.app.store.events().read(session, streamed, 1000).await? {
         sink.event(&event).await;
     }
