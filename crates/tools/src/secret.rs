@@ -51,6 +51,11 @@ impl Secrets {
         values.iter().for_each(|secret| self.hide(&secret.plain));
     }
 
+    /// How many values are hidden.
+    pub fn len(&self) -> usize {
+        self.0.read().len()
+    }
+
     /// Whether there is nothing to hide.
     pub fn is_empty(&self) -> bool {
         self.0.read().is_empty()

@@ -330,6 +330,7 @@ async fn a_lent_name_is_not_listed_twice() {
 async fn secrets_never_reach_the_debugger_and_values_are_kept_to_a_size() {
     let world = world(json!({"use":["files"]})).await;
     world.plane.hide("oub_thekey");
+    (0..10_000).for_each(|n| world.plane.hide(&format!("made-up-{n}")));
     world.file("big", "x".repeat(200_000));
     let send = json!({"n":1,"note":"the key is oub_thekey"});
     let answer = world.call("myapp_send", send).await.unwrap();

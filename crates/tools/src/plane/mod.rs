@@ -106,9 +106,13 @@ impl Plane {
         self.context.load_full()
     }
 
-    /// A value that debugger events and error texts must never show, like the agent's key.
+    /// A value that debugger events and error texts must never show, like the agent's key. Keys that only
+    /// claim to be one come from inside, as many as an agent likes: past a bound they are not remembered.
     pub fn hide(&self, secret: &str) {
-        self.secrets.hide(secret);
+        const MOST: usize = 64;
+        if self.secrets.len() < MOST {
+            self.secrets.hide(secret);
+        }
     }
 
     /// Calls a tool; whatever its source, the result is in MCP's shape.
