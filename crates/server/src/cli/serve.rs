@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use oubliette_protocol::Result;
 use serde_json::json;
 
-use super::{Context, output::Output};
+use super::{Context, address, output::Output};
 use crate::{config::{self, Config}, lifecycle::{self, Serve}, logging};
 
 /// Arguments of `serve` and `up`.
@@ -42,5 +42,8 @@ pub async fn run(args: Args, context: Context) -> Result<()> {
         Output::Json => context.output.result(&shape, |_| String::new()),
         Output::Text => context.output.result(&shape, |_| format!("Oubliette is serving {url}/")),
     }
-    running.until_signalled().await
+    address::announce(&running);
+    let done = running.until_signalled().await;
+    address::withdraw(&context.home);
+    done
 }

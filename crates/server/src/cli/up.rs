@@ -3,11 +3,8 @@
 use oubliette_protocol::Result;
 use serde_json::{Value, json};
 
-use super::{Context, serve};
+use super::{Context, address, mcp_config::PLACEHOLDER, serve};
 use crate::{first_run, lifecycle};
-
-/// What stands in a client's config when the token is not shown.
-const PLACEHOLDER: &str = "oub_YOUR_TOKEN";
 
 /// Serves until it is told to stop.
 pub async fn run(args: serve::Args, context: Context) -> Result<()> {
@@ -38,7 +35,10 @@ pub async fn run(args: serve::Args, context: Context) -> Result<()> {
              For an MCP client:\n\n{pasted}\n"
         )
     });
-    running.until_signalled().await
+    address::announce(&running);
+    let done = running.until_signalled().await;
+    address::withdraw(&context.home);
+    done
 }
 
 /// The config most MCP clients read.
