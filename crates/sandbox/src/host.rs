@@ -13,7 +13,7 @@ use crate::launch::{Plan, launch};
 use crate::life::{Kit, supervise};
 use crate::local::words;
 use crate::spec::{PATH, WORKSPACE};
-use crate::wire::{Family, Order, Rlimits};
+use crate::wire::{Family, Guests, Order, Rlimits};
 use crate::{Level, Paths, Spec};
 
 /// What of the server's own environment a host program gets, beside the spec's: enough to find programs and
@@ -89,6 +89,7 @@ impl Sandbox for Host {
             env,
             cwd: if nowhere { "/".into() } else { paths.see(&spec.cwd) },
             forwards: Vec::new(),
+            guests: Guests::SameUser,
             confine: None,
             rlimits: Rlimits::default(),
             family: Family::Descendants,

@@ -143,7 +143,8 @@ impl Socket {
 
 /// `127.0.0.1:port` inside, carried to a Unix socket.
 ///
-/// With [`Network::Host`] the port is one of the host's and must be free there. At
+/// With [`Network::Host`] the port is one of the host's: it must be free there, and only the server's own user
+/// may connect to it. At
 /// [`crate::Level::Landlock`] there are no inet sockets, so forwards are not served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forward {

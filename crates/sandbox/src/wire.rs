@@ -32,12 +32,24 @@ pub(crate) struct Order {
     pub(crate) cwd: PathBuf,
     /// TCP ports to carry to sockets.
     pub(crate) forwards: Vec<Forward>,
+    /// Who may connect to them.
+    pub(crate) guests: Guests,
     /// The walls to put up; none for a process of the host.
     pub(crate) confine: Option<Confine>,
     /// Resource limits of each process.
     pub(crate) rlimits: Rlimits,
     /// Who ends what the payload leaves behind.
     pub(crate) family: Family,
+}
+
+/// Who may connect to a forwarded port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Guests {
+    /// Whoever can: the network is the sandbox's own.
+    Anyone,
+    /// The same user: the network is the host's, and a forwarded port may lead to what others must not use.
+    SameUser,
 }
 
 /// Who ends what the payload leaves behind.

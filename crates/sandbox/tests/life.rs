@@ -216,6 +216,37 @@ const ASK: &str = "/opt/oubliette/oubliette-client ask 127.0.0.1:19999 hello-wor
                    wait; wc -c < a; wc -c < b; wc -c < c";
 
 #[tokio::test]
+async fn on_the_hosts_network_a_port_serves_its_own_user_and_must_be_free() {
+    let rig = Rig::new().await;
+    let socket = rig.path("model.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    let spec = |rig: &Rig| {
+        let mut spec = rig.spec(["ask", &format!("127.0.0.1:{port}"), "hello"]);
+        spec.network = oubliette_sandbox::Network::Host;
+        spec.sockets = vec![Socket::new(&socket, "/run/oubliette/model.sock")];
+        spec.forwards = vec![Forward {
+            port,
+            socket: "/run/oubliette/model.sock".into(),
+        }];
+        spec
+    };
+    let error = rig.try_start(spec(&rig)).await.unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("listening on 127.0.0.1:{port}")),
+        "{error}"
+    );
+    drop(free);
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"answered").unwrap();
+    });
+    assert!(rig.run(spec(&rig)).await.out.contains("answered"));
+    server.join().unwrap();
+}
+
+#[tokio::test]
 async fn a_port_without_a_server_refuses_and_harms_nothing() {
     let rig = Rig::new().await;
     let socket = rig.path("model.sock");

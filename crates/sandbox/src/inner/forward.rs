@@ -4,7 +4,7 @@
 //! processes nor can be starved by them.
 
 use std::io;
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,20 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::Stop;
 use crate::spec::Forward;
+use crate::wire::Guests;
 
 /// Connections at once; more wait to be accepted.
 const MOST: usize = 256;
 const BUFFER: usize = 16 * 1024;
 
-#[derive(Default)]
 pub(super) struct Forwards {
     doors: Vec<(TcpListener, PathBuf)>,
+    guests: Guests,
     links: Vec<Link>,
 }
 
 impl Forwards {
-    pub(super) fn listen(wanted: &[Forward]) -> Result<Self, Stop> {
+    pub(super) fn listen(wanted: &[Forward], guests: Guests) -> Result<Self, Stop> {
         let mut doors = Vec::with_capacity(wanted.len());
         for forward in wanted {
             let step = format!("listening on 127.0.0.1:{}", forward.port);
@@ -37,6 +38,7 @@ impl Forwards {
         }
         Ok(Self {
             doors,
+            guests,
             links: Vec::new(),
         })
     }
@@ -55,13 +57,41 @@ impl Forwards {
     pub(super) fn carry(&mut self) {
         for (door, socket) in &self.doors {
             while self.links.len() < MOST {
-                let Ok((tcp, _)) = door.accept() else { break };
+                let Ok((tcp, guest)) = door.accept() else { break };
+                if self.guests == Guests::SameUser && !same_user(guest) {
+                    continue;
+                }
                 // Dropping the connection tells the client what there is to tell.
                 self.links.extend(Link::new(tcp, socket).ok());
             }
         }
         self.links.retain_mut(Link::carry);
     }
+}
+
+/// Whether the socket at the other end of a connection within this host belongs to our own user, as the
+/// kernel's table of connections tells.
+fn same_user(guest: SocketAddr) -> bool {
+    let SocketAddr::V4(guest) = guest else {
+        return false;
+    };
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    owner(&table, guest) == Some(rustix::process::getuid().as_raw())
+}
+
+/// `sl local remote state queues timer retransmits uid …`, addresses in the machine's byte order.
+fn owner(table: &str, guest: SocketAddrV4) -> Option<u32> {
+    let wanted = format!(
+        "{:08X}:{:04X}",
+        u32::from_ne_bytes(guest.ip().octets()),
+        guest.port()
+    );
+    table.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        (fields.nth(1)? == wanted)
+            .then(|| fields.nth(5)?.parse().ok())
+            .flatten()
+    })
 }
 
 /// One connection.
@@ -123,10 +153,16 @@ impl Link {
     /// Whether the connection lives on.
     fn carry(&mut self) -> bool {
         let Link { tcp, unix, out, back } = self;
-        let carried = out
+        if out
             .carry(&*tcp, &*unix, || unix.shutdown(Shutdown::Write))
-            .and_then(|()| back.carry(&*unix, &*tcp, || tcp.shutdown(Shutdown::Write)));
-        carried.is_ok() && (out.state != State::Closed || back.state != State::Closed)
+            .is_err()
+        {
+            // A server may answer and close before it has read everything: the answer still counts.
+            out.close();
+            let _ = unix.shutdown(Shutdown::Write);
+        }
+        let answered = back.carry(&*unix, &*tcp, || tcp.shutdown(Shutdown::Write));
+        answered.is_ok() && (out.state != State::Closed || back.state != State::Closed)
     }
 }
 
@@ -137,6 +173,13 @@ impl Half {
             sent: 0,
             state: State::Open,
         }
+    }
+
+    fn close(&mut self) {
+        *self = Self {
+            state: State::Closed,
+            ..Self::new()
+        };
     }
 
     fn wants_read(&self) -> bool {
@@ -186,5 +229,24 @@ impl Half {
             let _ = end();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_connection_is_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_, guest) = listener.accept().unwrap();
+        assert!(same_user(guest));
+        let table =
+            "  0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1234        0 1 1";
+        let guest = |port| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        #[cfg(target_endian = "little")]
+        assert_eq!(owner(table, guest(8080)), Some(1234));
+        assert_eq!(owner(table, guest(8081)), None);
     }
 }

@@ -152,7 +152,7 @@ fn stages(control: &mut Control) -> Result<i32, Stop> {
     let signals = tend::Signals::catch().map_err(|error| Stop::at("signals", error))?;
     // Listening comes before the payload, which may connect with its first breath; and before the walls,
     // since at some levels no inet socket can be made behind them.
-    let forwards = forward::Forwards::listen(&order.forwards)?;
+    let forwards = forward::Forwards::listen(&order.forwards, order.guests)?;
     walls::protect_self(order.family).map_err(|error| Stop::at("protecting pid 1", error))?;
     let landlock = walls::put_up(&order)?;
     control.tell(&News::Ready { landlock });

@@ -25,7 +25,7 @@ use crate::handle::Running;
 use crate::launch::{Plan, launch};
 use crate::life::{Kit, supervise};
 use crate::spec::{HOME, PATH, WORKSPACE};
-use crate::wire::{Family, Order, Rlimits};
+use crate::wire::{Family, Guests, Order, Rlimits};
 use crate::{Level, Network, Paths, Spec};
 use cgroup::Group;
 use probe::Found;
@@ -255,6 +255,10 @@ impl Inner {
             argv: spec.argv,
             cwd: spec.cwd,
             forwards: spec.forwards,
+            guests: match spec.network {
+                Network::None => Guests::Anyone,
+                Network::Host => Guests::SameUser,
+            },
             family: Family::Namespace,
         };
         let launched = launch(plan)
@@ -292,6 +296,7 @@ impl Inner {
             cwd: paths.see(&spec.cwd),
             // There is no network of its own to serve them on.
             forwards: Vec::new(),
+            guests: Guests::SameUser,
             confine: Some(confine::alone(&spec, client, &tmp)),
             rlimits: Self::rlimits(&spec, group.as_ref()),
             family: Family::Descendants,
