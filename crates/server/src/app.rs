@@ -134,7 +134,7 @@ impl App {
 }
 
 /// Our own programs: beside this one, where a build and a package put them.
-fn programs() -> Programs {
+pub(crate) fn programs() -> Programs {
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);
     let places: Vec<_> = beside.into_iter().flat_map(|dir| [Some(dir), dir.parent()]).flatten().collect();
