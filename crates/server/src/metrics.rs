@@ -27,6 +27,10 @@ pub struct Gauges {
     pub mcp_sessions: u64,
     /// Open streams.
     pub streams: u64,
+    /// What callers hold open and what waits for them.
+    pub callers: oubliette_session::Load,
+    /// Tasks of the runtime.
+    pub tasks: u64,
     /// Seconds since the start.
     pub uptime: f64,
 }
@@ -68,9 +72,18 @@ impl Metrics {
         family("oubliette_sessions_live", "gauge", "Sessions in memory.", one(gauges.sessions as f64));
         family("oubliette_mcp_sessions", "gauge", "Open MCP sessions.", one(gauges.mcp_sessions as f64));
         family("oubliette_streams", "gauge", "Open event streams.", one(gauges.streams as f64));
+        let held = gauges.callers;
+        let kinds = [("stream", held.streams), ("poll", held.polls), ("wait", held.waits)];
+        let rows = kinds.map(|(kind, n)| (format!("{{kind=\"{kind}\"}}"), n as f64));
+        family("oubliette_caller_calls_open", "gauge", "Calls that wait for a caller.", one(held.calls as f64));
+        family("oubliette_callers_held", "gauge", "What says that callers are there.", rows.into());
+        family("oubliette_tasks", "gauge", "Tasks of the runtime.", one(gauges.tasks as f64));
         family("oubliette_uptime_seconds", "gauge", "Seconds since the start.", one(gauges.uptime));
         if let Some(bytes) = resident_bytes() {
             family("process_resident_memory_bytes", "gauge", "Resident memory.", one(bytes as f64));
+        }
+        if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+            family("process_open_fds", "gauge", "Open descriptors.", one(open.count() as f64));
         }
         out
     }

@@ -37,7 +37,7 @@ pub mod request;
 mod rig;
 mod task;
 
-pub use callers::{CallerBook, Hold, Kind, PresenceKey, Rules};
+pub use callers::{CallerBook, Hold, Kind, Load, PresenceKey, Rules};
 pub use config::SessionConfig;
 pub use manager::Sessions;
 pub use ports::{Deps, KeyMinter, Programs, RelayDoor, WorkspaceMaker};

@@ -412,6 +412,11 @@ impl Sessions {
         self.live.lock().len()
     }
 
+    /// What callers hold open and what waits for them.
+    pub fn caller_load(&self) -> callers::Load {
+        self.board.load()
+    }
+
     /// Stops every agent and tool server. Sessions go on when the server is back.
     pub async fn shutdown(&self) {
         self.stopping.cancel();

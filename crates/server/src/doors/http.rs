@@ -188,6 +188,8 @@ impl Doors {
             sessions: self.app.sessions.count_in_memory() as u64,
             mcp_sessions: self.app.listeners.len() as u64,
             streams: self.app.listeners.streams() as u64,
+            callers: self.app.sessions.caller_load(),
+            tasks: tokio::runtime::Handle::current().metrics().num_alive_tasks() as u64,
             uptime: self.app.started.elapsed().as_secs_f64(),
         }
     }

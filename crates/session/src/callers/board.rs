@@ -59,10 +59,23 @@ pub enum Kind {
     Wait,
 }
 
+/// How much callers hold open and wait for, of all sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Load {
+    /// Calls that wait for an answer.
+    pub calls: usize,
+    /// Streams held open.
+    pub streams: usize,
+    /// `session_events` requests held open.
+    pub polls: usize,
+    /// `session_message` requests held open.
+    pub waits: usize,
+}
+
 #[derive(Default)]
 struct State {
     next: u64,
-    holds: HashMap<HoldId, PresenceKey>,
+    holds: HashMap<HoldId, (PresenceKey, Kind)>,
     books: HashMap<SessionId, Weak<CallerBook>>,
 }
 
@@ -94,7 +107,7 @@ impl Board {
             let session = book.session().clone();
             book.arrive(id, |caller, declarer| key.speaks_for(&session, caller, declarer));
         }
-        state.holds.insert(id, key);
+        state.holds.insert(id, (key, kind));
         Hold {
             id,
             board: self.clone(),
@@ -115,7 +128,7 @@ impl Board {
         let speaking = state
             .holds
             .iter()
-            .filter(|(_, key)| key.speaks_for(session, caller_id, declarer));
+            .filter(|(_, (key, _))| key.speaks_for(session, caller_id, declarer));
         declare(speaking.map(|(id, _)| *id).collect())
     }
 
@@ -127,9 +140,25 @@ impl Board {
         }
     }
 
+    /// What is open now.
+    pub(crate) fn load(&self) -> Load {
+        let state = self.state.lock();
+        let mut load = Load::default();
+        for (_, kind) in state.holds.values() {
+            *match kind {
+                Kind::Stream => &mut load.streams,
+                Kind::Poll => &mut load.polls,
+                Kind::Wait => &mut load.waits,
+            } += 1;
+        }
+        let books = state.books.values().filter_map(Weak::upgrade);
+        load.calls = books.map(|book| book.open_calls()).sum();
+        load
+    }
+
     fn depart(&self, id: HoldId, how: Departure) {
         let mut state = self.state.lock();
-        let Some(key) = state.holds.remove(&id) else {
+        let Some((key, _)) = state.holds.remove(&id) else {
             return;
         };
         for book in state.concerned(&key) {

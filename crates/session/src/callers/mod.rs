@@ -39,7 +39,7 @@ use self::{
 };
 
 pub use self::{
-    board::{Hold, Kind, PresenceKey},
+    board::{Hold, Kind, Load, PresenceKey},
     book::Rules,
 };
 
