@@ -1,8 +1,8 @@
 //! The server's parts, put together once and shared by every door.
 
-use std::{path::Path, sync::{Arc, atomic::{AtomicU64, Ordering}}, time::Instant};
+use std::{path::Path, sync::{Arc, atomic::{AtomicU64, Ordering}}, time::{Duration, Instant}};
 
-use futures::{StreamExt as _, stream::FuturesUnordered};
+use futures::future::join_all;
 use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
 use oubliette_home::{Home, Library};
 use oubliette_protocol::{Error, Result, TokenId};
@@ -10,7 +10,7 @@ use oubliette_sandbox::{Host, Local, LocalConfig, Sandbox};
 use oubliette_session::{Deps, Programs, Sessions};
 use oubliette_store::{AuditEntry, Store};
 use oubliette_tools::ProcessEnvironment;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -145,50 +145,74 @@ pub(crate) fn programs() -> Programs {
     Programs { client: find("oubliette-client"), agent: find("oubliette-agent") }
 }
 
-/// Audit entries of actions that come by the thousand, written as fast as the store takes them.
+/// Audit entries of actions that come by the thousand. They are gathered for a moment and written
+/// together, so that the disk is not synchronised for each.
 struct AuditQueue {
     sender: mpsc::Sender<AuditEntry>,
     given: AtomicU64,
     written: watch::Receiver<u64>,
+    hurry: Arc<Notify>,
 }
 
 /// Entries waiting at most; more make their actions wait.
 const QUEUE: usize = 10_000;
-/// Entries handed to the store at once: it commits what comes together as one group.
-const TOGETHER: usize = 256;
+/// Entries written together at most.
+const TOGETHER: usize = 1000;
+/// How long they are gathered.
+const GATHER: Duration = Duration::from_millis(200);
 
 impl AuditQueue {
     fn start(store: Store) -> Self {
         let (sender, mut receiver) = mpsc::channel::<AuditEntry>(QUEUE);
         let (done, written) = watch::channel(0);
+        let hurry = Arc::new(Notify::new());
+        let told = hurry.clone();
         tokio::spawn(async move {
-            let mut open = FuturesUnordered::new();
-            loop {
+            while let Some(first) = receiver.recv().await {
+                let mut entries = vec![first];
+                let enough = async {
+                    while entries.len() < TOGETHER
+                        && let Some(entry) = receiver.recv().await
+                    {
+                        entries.push(entry);
+                    }
+                };
                 tokio::select! {
-                    entry = receiver.recv(), if open.len() < TOGETHER => match entry {
-                        Some(entry) => open.push(store.audit_append(entry)),
-                        None => break,
-                    },
-                    Some(result) = open.next() => {
-                        if let Err(error) = result {
-                            tracing::error!(error = %error.for_log(), "audit entry not written");
-                        }
-                        done.send_modify(|n| *n += 1);
+                    () = enough => {}
+                    () = told.notified() => {}
+                    () = tokio::time::sleep(GATHER) => {}
+                }
+                while entries.len() < TOGETHER
+                    && let Ok(entry) = receiver.try_recv()
+                {
+                    entries.push(entry);
+                }
+                let count = entries.len() as u64;
+                for result in join_all(entries.into_iter().map(|entry| store.audit_append(entry))).await {
+                    if let Err(error) = result {
+                        tracing::error!(error = %error.for_log(), "audit entry not written");
                     }
                 }
+                done.send_modify(|n| *n += count);
             }
         });
-        Self { sender, given: AtomicU64::new(0), written }
+        Self { sender, given: AtomicU64::new(0), written, hurry }
     }
 
     async fn push(&self, entry: AuditEntry) {
-        if self.sender.send(entry).await.is_ok() {
-            self.given.fetch_add(1, Ordering::AcqRel);
-        }
+        // Counted first: whoever asks whether all is written must not miss one on its way.
+        self.given.fetch_add(1, Ordering::AcqRel);
+        let _ = self.sender.send(entry).await;
     }
 
     async fn settled(&self) {
         let target = self.given.load(Ordering::Acquire);
-        let _ = self.written.clone().wait_for(|n| *n >= target).await;
+        let mut written = self.written.clone();
+        while *written.borrow_and_update() < target {
+            self.hurry.notify_one();
+            if written.changed().await.is_err() {
+                return;
+            }
+        }
     }
 }

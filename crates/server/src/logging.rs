@@ -10,8 +10,8 @@ use crate::config::{LogConfig, LogFormat};
 pub fn start(config: &LogConfig) {
     let filter = std::env::var("RUST_LOG").ok().filter(|v| !v.is_empty());
     let filter = filter.unwrap_or_else(|| {
-        // A dependency's own chatter about every session and request is not news of ours.
-        format!("{},rmcp=error,hyper=warn,sqlx=warn", config.level)
+        // A dependency's own chatter about every session and client that left is not news of ours.
+        format!("{},rmcp=off,hyper=warn,sqlx=warn", config.level)
     });
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -2,7 +2,7 @@
 
 #![allow(deprecated, reason = "older revisions have what newer ones deprecate")]
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::{Arc, OnceLock}};
 
 use http::request::Parts;
 use oubliette_protocol::{Error, event::Event};
@@ -83,8 +83,14 @@ impl EventSink for OwnStream {
     }
 }
 
-/// A definition as a tool.
+/// A definition as a tool. Made once: schemas are large and asked for with every call.
 fn tool(definition: &'static Definition) -> Tool {
+    static TOOLS: OnceLock<HashMap<&'static str, Tool>> = OnceLock::new();
+    let tools = TOOLS.get_or_init(|| actions::all().iter().map(|d| (d.name, made(d))).collect());
+    tools.get(definition.name).cloned().unwrap_or_else(|| made(definition))
+}
+
+fn made(definition: &'static Definition) -> Tool {
     let changes = definition.effect.changes();
     let annotations = ToolAnnotations::from_raw(
         None,

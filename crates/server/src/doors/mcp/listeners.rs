@@ -197,11 +197,12 @@ impl Listener {
         self.heard.lock().logs.clone()
     }
 
-    /// An event was given to a stream.
-    pub fn given(&self, log: usize, index: i64) {
-        if let Some(log) = self.heard.lock().logs.get_mut(log) {
-            log.given = log.given.max(index);
-        }
+    /// An event of a log is given to a stream.
+    pub fn give(&self, log: usize, index: i64) -> Option<Log> {
+        let mut heard = self.heard.lock();
+        let log = heard.logs.get_mut(log)?;
+        log.given = log.given.max(index);
+        Some(log.clone())
     }
 
     /// A stream was opened; it is the one that is spoken to until a newer one is.

@@ -7,8 +7,9 @@
 use std::{collections::{HashSet, VecDeque}, pin::Pin, sync::Arc, task::{Context, Poll}};
 
 use futures::{Stream, StreamExt as _, future::BoxFuture, stream::{BoxStream, SelectAll}};
-use oubliette_protocol::{Result, event::{Event, LOGGER}};
+use oubliette_protocol::{Result, event::{Event, EventBody, LOGGER, Status}};
 use oubliette_session::PresenceKey;
+use oubliette_store::Follow;
 use parking_lot::Mutex;
 use rmcp::{
     model::{ResourceUpdatedNotification, ResourceUpdatedNotificationParam, ServerJsonRpcMessage, ServerNotification},
@@ -84,6 +85,7 @@ struct Puller {
     listener: Arc<Listener>,
     stream: u64,
     changes: watch::Receiver<u64>,
+    version: Option<u64>,
     resumed: Places,
     places: Places,
     followed: SelectAll<Followed>,
@@ -115,6 +117,7 @@ pub fn frames(app: Arc<App>, listener: Arc<Listener>, resumed: Places) -> impl S
     let puller = Puller {
         stream: listener.stream_opened(),
         changes: listener.changes(),
+        version: None,
         places: resumed.clone(),
         resumed,
         followed: SelectAll::new(),
@@ -139,12 +142,16 @@ impl Puller {
             if let Some(frame) = self.ready.pop_front() {
                 return Some(frame);
             }
-            self.changes.mark_unchanged();
             if let Some(key) = self.returning.take() {
                 self.deliver_again(&key).await;
                 continue;
             }
-            self.attach();
+            // Marked as seen before it is looked at: what changes meanwhile wakes the stream again.
+            let version = *self.changes.borrow_and_update();
+            if self.version != Some(version) {
+                self.attach();
+                self.version = Some(version);
+            }
             let speaking = self.listener.is_newest(self.stream) && !self.followed.is_empty();
             tokio::select! {
                 biased;
@@ -194,16 +201,14 @@ impl Puller {
                 continue;
             }
             let follow = self.app.store.events().follow(&log.session, self.since(number, &log));
-            self.followed.push(follow.map(move |item| (number, item)).boxed());
+            self.followed.push(until_ended(number, follow).boxed());
             self.attached.insert(number);
         }
     }
 
     fn take(&mut self, number: usize, event: &Event) -> Option<()> {
-        let logs = self.listener.logs();
-        let log = logs.get(number)?;
+        let log = self.listener.give(number, event.index)?;
         self.places.reached(number, event.index);
-        self.listener.given(number, event.index);
         if log.events && event.body.is_pushed() {
             self.frame(notification(event).ok()?);
         }
@@ -218,6 +223,16 @@ impl Puller {
         let message = ServerJsonRpcMessage::notification(notification);
         self.ready.push_back(ServerSseMessage::new(self.places.to_string(), message));
     }
+}
+
+/// A log until its session has ended: a client that started thousands does not follow them all for ever.
+fn until_ended(number: usize, follow: Follow<Arc<Event>>) -> impl Stream<Item = (usize, Result<Arc<Event>>)> + Send {
+    futures::stream::unfold(Some(follow), move |follow| async move {
+        let mut follow = follow?;
+        let item = follow.next().await?;
+        let over = matches!(&item, Ok(event) if matches!(event.body, EventBody::Status { status: Status::Ended, .. }));
+        Some(((number, item), (!over).then_some(follow)))
+    })
 }
 
 /// A stream that may be shared between threads although its state may not: it is only ever polled by
