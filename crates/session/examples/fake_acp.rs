@@ -3,7 +3,12 @@
 //! The first argument says how it starts (`ok`, `mute`, `dies`, `rubbish`, `flood`); a prompt's first word
 //! says what the turn does.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    missing_docs
+)]
 
 use std::io::{BufRead, Write};
 
