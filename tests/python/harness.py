@@ -161,6 +161,12 @@ class Server:
     def debugger(self, token: str, since: int = -1, **query: Any) -> "Events":
         return Events(self, "/api/debugger", {"since_index": since, **query}, token)
 
+    def metric(self, token: str, name: str, **labels: str) -> float:
+        """One number of `/metrics`."""
+        text = httpx.get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
+        label = "{" + ",".join(f'{k}="{v}"' for k, v in labels.items()) + "}" if labels else ""
+        return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name}{label} ")))
+
     # -- MCP ---------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
