@@ -29,8 +29,10 @@ fn main() {
         files.push(("index.html".to_owned(), page));
     }
     files.sort();
-    let rows: String =
-        files.iter().map(|(name, path)| format!("    ({name:?}, include_bytes!({path:?})),\n")).collect();
+    let rows: String = files
+        .iter()
+        .map(|(name, path)| format!("    ({name:?}, include_bytes!({path:?})),\n"))
+        .collect();
     let table = format!("/// The console's files, by name.\nstatic FILES: &[(&str, &[u8])] = &[\n{rows}];\n");
     if let Err(error) = fs::write(out.join("console.rs"), table) {
         println!("cargo:warning=the console could not be built in: {error}");

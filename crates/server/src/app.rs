@@ -1,6 +1,13 @@
 //! The server's parts, put together once and shared by every door.
 
-use std::{path::Path, sync::{Arc, atomic::{AtomicU64, Ordering}}, time::{Duration, Instant}};
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
@@ -66,7 +73,8 @@ impl App {
             bwrap: None,
             run_dir: home.run_dir(),
         });
-        let sandbox: Arc<dyn Sandbox> = Arc::new(sandbox.await.map_err(|e| Error::unavailable(e.to_string()))?);
+        let sandbox: Arc<dyn Sandbox> =
+            Arc::new(sandbox.await.map_err(|e| Error::unavailable(e.to_string()))?);
         let gateway = ModelGateway::new(config.providers.clone(), GatewayLimits::default())?;
         let proxy = EgressProxy::new(config.egress_allow.clone(), ProxyLimits::default())?;
         Ok(Arc::new_cyclic(|app| {
@@ -137,12 +145,22 @@ impl App {
 pub(crate) fn programs() -> Programs {
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);
-    let places: Vec<_> = beside.into_iter().flat_map(|dir| [Some(dir), dir.parent()]).flatten().collect();
+    let places: Vec<_> = beside
+        .into_iter()
+        .flat_map(|dir| [Some(dir), dir.parent()])
+        .flatten()
+        .collect();
     let find = |name: &str| {
-        let found = places.iter().map(|dir| dir.join(name)).find(|path| path.is_file());
+        let found = places
+            .iter()
+            .map(|dir| dir.join(name))
+            .find(|path| path.is_file());
         found.unwrap_or_else(|| beside.unwrap_or(Path::new("/usr/local/bin")).join(name))
     };
-    Programs { client: find("oubliette-client"), agent: find("oubliette-agent") }
+    Programs {
+        client: find("oubliette-client"),
+        agent: find("oubliette-agent"),
+    }
 }
 
 /// Audit entries of actions that come by the thousand. They are gathered for a moment and written
@@ -196,7 +214,12 @@ impl AuditQueue {
                 done.send_modify(|n| *n += count);
             }
         });
-        Self { sender, given: AtomicU64::new(0), written, hurry }
+        Self {
+            sender,
+            given: AtomicU64::new(0),
+            written,
+            hurry,
+        }
     }
 
     async fn push(&self, entry: AuditEntry) {

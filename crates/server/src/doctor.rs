@@ -8,12 +8,18 @@ use oubliette_sandbox::{Local, LocalConfig, Report, Sandbox as _};
 use oubliette_store::Store;
 use serde_json::{Value, json};
 
-use crate::{app::{self, App}, config::Config};
+use crate::{
+    app::{self, App},
+    config::Config,
+};
 
 /// Agents people have, the program each is, and how to get it.
 const AGENTS: [(&str, &str); 5] = [
     ("opencode", "npm install -g opencode-ai"),
-    ("claude-agent-acp", "npm install -g @agentclientprotocol/claude-agent-acp"),
+    (
+        "claude-agent-acp",
+        "npm install -g @agentclientprotocol/claude-agent-acp",
+    ),
     ("codex-acp", "npm install -g @agentclientprotocol/codex-acp"),
     ("gemini", "npm install -g @google/gemini-cli"),
     ("droid", "npm install -g @factory/cli"),
@@ -39,7 +45,11 @@ fn check(name: &str, need: Need, ok: bool, detail: impl Into<String>, remedy: &s
 /// Looks at a running server.
 pub async fn examine(app: &App) -> Value {
     let mut checks = vec![home(&app.home), configuration(&app.home, Ok(()))];
-    let healthy = app.store.healthy().await.map_err(|error| error.for_log().into_owned());
+    let healthy = app
+        .store
+        .healthy()
+        .await
+        .map_err(|error| error.for_log().into_owned());
     checks.push(database(&app.home, healthy));
     checks.extend(sandbox(app.sandbox.look().await));
     checks.extend(programs());
@@ -60,7 +70,10 @@ pub async fn examine_stopped(at: &Home) -> Value {
     if there && at.database_path().is_file() {
         let opened = match Store::open(&at.database_path()).await {
             Ok(store) => {
-                let healthy = store.healthy().await.map_err(|error| error.for_log().into_owned());
+                let healthy = store
+                    .healthy()
+                    .await
+                    .map_err(|error| error.for_log().into_owned());
                 store.close().await;
                 healthy
             }
@@ -99,16 +112,38 @@ fn home(home: &Home) -> Value {
         Ok(found) if found.is_dir() => {
             let mode = found.permissions().mode() & 0o777;
             let remedy = format!("others can read it: chmod 700 {}", root.display());
-            check("home", Need::Essential, mode & 0o077 == 0, format!("{} (mode {mode:o})", root.display()), &remedy)
+            check(
+                "home",
+                Need::Essential,
+                mode & 0o077 == 0,
+                format!("{} (mode {mode:o})", root.display()),
+                &remedy,
+            )
         }
         Ok(_) => {
             let remedy = "move the file away, or name another place with --home";
-            check("home", Need::Essential, false, format!("{} is not a folder", root.display()), remedy)
+            check(
+                "home",
+                Need::Essential,
+                false,
+                format!("{} is not a folder", root.display()),
+                remedy,
+            )
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            check("home", Need::Optional, false, format!("{} is not there yet", root.display()), "oubliette up makes it")
-        }
-        Err(e) => check("home", Need::Essential, false, format!("{}: {e}", root.display()), "name another place with --home"),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => check(
+            "home",
+            Need::Optional,
+            false,
+            format!("{} is not there yet", root.display()),
+            "oubliette up makes it",
+        ),
+        Err(e) => check(
+            "home",
+            Need::Essential,
+            false,
+            format!("{}: {e}", root.display()),
+            "name another place with --home",
+        ),
     }
 }
 
@@ -116,17 +151,39 @@ fn configuration(home: &Home, read: Result<(), String>) -> Value {
     let path = home.config_path();
     match read {
         Ok(()) => {
-            let said = if path.is_file() { path.display().to_string() } else { "none, so every default holds".into() };
+            let said = if path.is_file() {
+                path.display().to_string()
+            } else {
+                "none, so every default holds".into()
+            };
             check("config", Need::Essential, true, said, "")
         }
-        Err(why) => check("config", Need::Essential, false, why, "correct the file; nothing starts until then"),
+        Err(why) => check(
+            "config",
+            Need::Essential,
+            false,
+            why,
+            "correct the file; nothing starts until then",
+        ),
     }
 }
 
 fn database(home: &Home, healthy: Result<(), String>) -> Value {
     match healthy {
-        Ok(()) => check("database", Need::Essential, true, home.database_path().display().to_string(), ""),
-        Err(why) => check("database", Need::Essential, false, why, "see what it says; the server's log may tell more"),
+        Ok(()) => check(
+            "database",
+            Need::Essential,
+            true,
+            home.database_path().display().to_string(),
+            "",
+        ),
+        Err(why) => check(
+            "database",
+            Need::Essential,
+            false,
+            why,
+            "see what it says; the server's log may tell more",
+        ),
     }
 }
 
@@ -143,7 +200,15 @@ fn port(listen: SocketAddr) -> Value {
 
 /// Looks at the sandbox as the server would, in a folder of its own.
 async fn probe(config: &Config) -> Vec<Value> {
-    let failed = |why: String| vec![check("sandbox", Need::Essential, false, why, "see the checks below")];
+    let failed = |why: String| {
+        vec![check(
+            "sandbox",
+            Need::Essential,
+            false,
+            why,
+            "see the checks below",
+        )]
+    };
     let scratch = match tempfile::Builder::new().prefix("oubliette-doctor-").tempdir() {
         Ok(scratch) => scratch,
         Err(e) => return failed(format!("no scratch folder could be made: {e}")),
@@ -166,7 +231,13 @@ fn sandbox(report: &Report) -> Vec<Value> {
     let mut checks = vec![check("sandbox", Need::Essential, report.ok, detail, remedy)];
     checks.extend(report.checks.iter().map(|c| {
         // What the driver can do without is told, and is no failure: its own verdict is above.
-        check(c.name, Need::Optional, c.ok, c.detail.clone(), c.remedy.as_deref().unwrap_or_default())
+        check(
+            c.name,
+            Need::Optional,
+            c.ok,
+            c.detail.clone(),
+            c.remedy.as_deref().unwrap_or_default(),
+        )
     }));
     checks
 }
@@ -176,27 +247,62 @@ fn programs() -> Vec<Value> {
     let programs = app::programs();
     let one = |name: &str, path: PathBuf| {
         let remedy = format!("put {name} beside oubliette, where the build left it (cargo build --release)");
-        check(name, Need::Essential, path.is_file(), path.display().to_string(), &remedy)
+        check(
+            name,
+            Need::Essential,
+            path.is_file(),
+            path.display().to_string(),
+            &remedy,
+        )
     };
-    vec![one("oubliette-client", programs.client), one("oubliette-agent", programs.agent)]
+    vec![
+        one("oubliette-client", programs.client),
+        one("oubliette-agent", programs.agent),
+    ]
 }
 
 fn definitions(library: &Library) -> Vec<Value> {
     let (agents, catalog) = (library.agents(), library.catalog());
     let some = "make one with `oubliette agent new`; `oubliette up` on a new home makes some to start with";
     let mut checks = vec![
-        check("agents", Need::Optional, !agents.is_empty(), format!("{} defined", agents.len()), some),
-        check("catalog", Need::Optional, true, format!("{} entries", catalog.len()), ""),
+        check(
+            "agents",
+            Need::Optional,
+            !agents.is_empty(),
+            format!("{} defined", agents.len()),
+            some,
+        ),
+        check(
+            "catalog",
+            Need::Optional,
+            true,
+            format!("{} entries", catalog.len()),
+            "",
+        ),
     ];
     let kept = "correct the file; the last good definition is in use until then";
-    let edited = agents.values().filter_map(|a| a.error.as_ref().map(|e| (format!("agent {}", a.slug), e.clone())));
-    let tools = catalog.values().filter_map(|t| t.error.as_ref().map(|e| (format!("tool {}", t.id), e.clone())));
-    checks.extend(edited.chain(tools).map(|(name, error)| check(&name, Need::Optional, false, error, kept)));
+    let edited = agents
+        .values()
+        .filter_map(|a| a.error.as_ref().map(|e| (format!("agent {}", a.slug), e.clone())));
+    let tools = catalog
+        .values()
+        .filter_map(|t| t.error.as_ref().map(|e| (format!("tool {}", t.id), e.clone())));
+    checks.extend(
+        edited
+            .chain(tools)
+            .map(|(name, error)| check(&name, Need::Optional, false, error, kept)),
+    );
     let unused = "correct the file; it is not in use";
     let (agents, tools) = (library.broken_agents(), library.broken_tools());
-    let agents = agents.iter().map(|(slug, error)| (format!("agent {slug}"), error));
+    let agents = agents
+        .iter()
+        .map(|(slug, error)| (format!("agent {slug}"), error));
     let tools = tools.iter().map(|(id, error)| (format!("tool {id}"), error));
-    checks.extend(agents.chain(tools).map(|(name, error)| check(&name, Need::Optional, false, error.clone(), unused)));
+    checks.extend(
+        agents
+            .chain(tools)
+            .map(|(name, error)| check(&name, Need::Optional, false, error.clone(), unused)),
+    );
     checks
 }
 
@@ -208,14 +314,22 @@ fn providers(config: &Config) -> Vec<Value> {
             true => p.base_url.clone(),
             false => format!("{variable} is not set in the server's environment"),
         };
-        check(&format!("provider {}", p.name), Need::Optional, keyed, detail, "set the variable and start the server again")
+        check(
+            &format!("provider {}", p.name),
+            Need::Optional,
+            keyed,
+            detail,
+            "set the variable and start the server again",
+        )
     };
     config.providers.iter().map(one).collect()
 }
 
 fn git() -> Value {
     let found = on_path("git");
-    let detail = found.as_ref().map_or_else(|| "not found".to_owned(), |p| p.display().to_string());
+    let detail = found
+        .as_ref()
+        .map_or_else(|| "not found".to_owned(), |p| p.display().to_string());
     let remedy = "install git: workspaces cannot be cloned or compared without it";
     check("git", Need::Optional, found.is_some(), detail, remedy)
 }
@@ -224,9 +338,17 @@ fn git() -> Value {
 fn agents() -> Vec<Value> {
     let one = |(program, install): (&str, &str)| {
         let found = on_path(program);
-        let detail = found.as_ref().map_or_else(|| "not installed".to_owned(), |p| p.display().to_string());
+        let detail = found
+            .as_ref()
+            .map_or_else(|| "not installed".to_owned(), |p| p.display().to_string());
         let remedy = format!("only if you want that agent: {install}");
-        check(&format!("agent program {program}"), Need::Optional, found.is_some(), detail, &remedy)
+        check(
+            &format!("agent program {program}"),
+            Need::Optional,
+            found.is_some(),
+            detail,
+            &remedy,
+        )
     };
     AGENTS.into_iter().map(one).collect()
 }
@@ -234,6 +356,10 @@ fn agents() -> Vec<Value> {
 fn on_path(program: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt as _;
     let path = std::env::var_os("PATH")?;
-    let runs = |file: &PathBuf| std::fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(runs)
+    let runs = |file: &PathBuf| {
+        std::fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(program))
+        .find(runs)
 }

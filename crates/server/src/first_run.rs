@@ -6,7 +6,12 @@ use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId};
 use oubliette_store::{Page, ProjectFilter, ProjectRow, TokenFilter};
 use serde_json::{Value, json};
 
-use crate::{actions::project, app::App, auth::{Mint, expose}, config::TEMPLATE};
+use crate::{
+    actions::project,
+    app::App,
+    auth::{Mint, expose},
+    config::TEMPLATE,
+};
 
 /// Makes the home and its configuration file, if they are not there. Says whether the file was made.
 pub fn prepare(home: &Home) -> Result<bool> {
@@ -21,7 +26,10 @@ pub fn prepare(home: &Home) -> Result<bool> {
 
 /// Fills a home that holds nothing yet. Returns the admin token if one was made.
 pub async fn fill(app: &App) -> Result<Option<String>> {
-    let projects = app.store.project_list(ProjectFilter::default(), Page::first(1)).await?;
+    let projects = app
+        .store
+        .project_list(ProjectFilter::default(), Page::first(1))
+        .await?;
     if projects.items.is_empty() && app.library.catalog().is_empty() && app.library.agents().is_empty() {
         samples(app).await?;
         sample_project(app).await?;
@@ -35,11 +43,24 @@ async fn admin_token(app: &App) -> Result<Option<String>> {
     if path.exists() {
         return Ok(None);
     }
-    let tokens = app.store.token_list(TokenFilter::default(), Page::first(1000)).await?;
-    if tokens.items.iter().any(|t| t.scope == Scope::Admin && t.project_id.is_none()) {
+    let tokens = app
+        .store
+        .token_list(TokenFilter::default(), Page::first(1000))
+        .await?;
+    if tokens
+        .items
+        .iter()
+        .any(|t| t.scope == Scope::Admin && t.project_id.is_none())
+    {
         return Ok(None);
     }
-    let mint = Mint { name: "admin".into(), scope: Scope::Admin, project: None, expires_at: None, session: None };
+    let mint = Mint {
+        name: "admin".into(),
+        scope: Scope::Admin,
+        project: None,
+        expires_at: None,
+        session: None,
+    };
     let (_, token) = app.auth.mint(mint).await?;
     disk::write_atomic(&path, format!("{}\n", expose(&token)).as_bytes(), 0o600)?;
     Ok(Some(expose(&token).to_owned()))
@@ -51,7 +72,12 @@ async fn sample_project(app: &App) -> Result<()> {
         project_id: ProjectId::generate(),
         name: "sandbox".into(),
         description: "A project to try things in.".into(),
-        agent: app.library.agents().keys().find(|slug| slug.as_str() == "demo").cloned(),
+        agent: app
+            .library
+            .agents()
+            .keys()
+            .find(|slug| slug.as_str() == "demo")
+            .cloned(),
         env: IndexMap::new(),
         api_key_scope: None,
         sandbox: json!({}),
@@ -73,7 +99,9 @@ async fn samples(app: &App) -> Result<()> {
     let files = [("script.json".to_owned(), script)].into();
     app.library.agent_put(demo, demo_agent(), files).await?;
     let assistant: Slug = "assistant".parse()?;
-    app.library.agent_put(assistant, assistant_agent(), std::collections::BTreeMap::new()).await?;
+    app.library
+        .agent_put(assistant, assistant_agent(), std::collections::BTreeMap::new())
+        .await?;
     Ok(())
 }
 

@@ -12,7 +12,11 @@ use oubliette_protocol::{Error, Result};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::TaskTracker;
 
-use crate::{app::App, config::Config, doors::{control, http::Doors, net}};
+use crate::{
+    app::App,
+    config::Config,
+    doors::{control, http::Doors, net},
+};
 
 /// How long what is in flight may take once the server stops.
 const FINISH: Duration = Duration::from_secs(8);
@@ -81,7 +85,11 @@ impl Running {
 
 /// Brings a server up.
 pub async fn start(serve: Serve) -> Result<Running> {
-    let Serve { home, config, insecure } = serve;
+    let Serve {
+        home,
+        config,
+        insecure,
+    } = serve;
     let tls = config.tls.as_ref().map(net::tls).transpose()?;
     if !config.listen.ip().is_loopback() && tls.is_none() && !insecure {
         return Err(Error::invalid(format!(
@@ -101,14 +109,28 @@ pub async fn start(serve: Serve) -> Result<Running> {
     let app = App::open(home, config).await?;
     app.sessions.recover().await?;
     let control = control::listen(&app.home.control_socket()).map_err(|e| {
-        Error::unavailable(format!("cannot listen on {}: {e}", app.home.control_socket().display()))
+        Error::unavailable(format!(
+            "cannot listen on {}: {e}",
+            app.home.control_socket().display()
+        ))
     })?;
     let doors = Doors::new(app.clone(), address);
     let router = doors.router();
     let open = TaskTracker::new();
     let has_tls = tls.is_some();
-    tokio::spawn(net::serve_tcp(listener, tls, router.clone(), app.stopping.clone(), open.clone()));
-    tokio::spawn(net::serve_control(control, router, app.stopping.clone(), open.clone()));
+    tokio::spawn(net::serve_tcp(
+        listener,
+        tls,
+        router.clone(),
+        app.stopping.clone(),
+        open.clone(),
+    ));
+    tokio::spawn(net::serve_control(
+        control,
+        router,
+        app.stopping.clone(),
+        open.clone(),
+    ));
     tokio::spawn(doors.mcp.clone().reap());
     tokio::spawn({
         let app = app.clone();
@@ -116,19 +138,33 @@ pub async fn start(serve: Serve) -> Result<Running> {
             let report = app.sandbox.look().await;
             match report.ok {
                 true => tracing::info!(driver = report.driver, isolation = %report.level, "sandbox"),
-                false => tracing::error!(driver = report.driver, "no sandbox can be started; `oubliette doctor` says why"),
+                false => tracing::error!(
+                    driver = report.driver,
+                    "no sandbox can be started; `oubliette doctor` says why"
+                ),
             }
         }
     });
     tracing::info!(%address, tls = has_tls, home = %app.home.root().display(), "serving");
-    Ok(Running { app, address, tls: has_tls, open })
+    Ok(Running {
+        app,
+        address,
+        tls: has_tls,
+        open,
+    })
 }
 
 /// As many descriptors as the system gives: every client, session and tool server takes some.
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let now = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum }) {
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: now.maximum,
+            maximum: now.maximum,
+        },
+    ) {
         tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }

@@ -4,7 +4,9 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use indexmap::IndexMap;
-use oubliette_protocol::{Error, Object, ProjectId, Result, Scope, SessionId, WorkspaceId, relay::method, tool::ToolSpec};
+use oubliette_protocol::{
+    Error, Object, ProjectId, Result, Scope, SessionId, WorkspaceId, relay::method, tool::ToolSpec,
+};
 use oubliette_session::{KeyMinter, RelayDoor, WorkspaceMaker};
 use oubliette_store::WorkspaceRow;
 use oubliette_tools::{CallContext, Origin as ToolOrigin, OwnTools, Permit};
@@ -28,11 +30,16 @@ pub struct Links {
 impl Links {
     /// To a server that is being made.
     pub fn new(app: Weak<App>) -> Arc<Self> {
-        Arc::new(Self { relay: Relay::new(app.clone()), app })
+        Arc::new(Self {
+            relay: Relay::new(app.clone()),
+            app,
+        })
     }
 
     fn app(&self) -> Result<Arc<App>> {
-        self.app.upgrade().ok_or_else(|| Error::unavailable("the server is stopping"))
+        self.app
+            .upgrade()
+            .ok_or_else(|| Error::unavailable("the server is stopping"))
     }
 }
 
@@ -110,19 +117,33 @@ impl OwnTools for Links {
         let gone = ctx.cancel.clone();
         let (grant, origin) = match origin {
             ToolOrigin::Inside { api_key } => {
-                let key = api_key.as_deref().ok_or_else(|| Error::unauthenticated("this call needs an API key"))?;
-                let inside = Inside { session: session.clone(), reason: Reason::Key, gone };
+                let key = api_key
+                    .as_deref()
+                    .ok_or_else(|| Error::unauthenticated("this call needs an API key"))?;
+                let inside = Inside {
+                    session: session.clone(),
+                    reason: Reason::Key,
+                    gone,
+                };
                 (app.auth.token(key).await?, Origin::Inside(inside))
             }
-            ToolOrigin::Outside(principal) => {
-                (app.auth.again(principal).await?, Origin::Outside(Outside { gone, ..Outside::default() }))
-            }
+            ToolOrigin::Outside(principal) => (
+                app.auth.again(principal).await?,
+                Origin::Outside(Outside {
+                    gone,
+                    ..Outside::default()
+                }),
+            ),
         };
         Box::pin(actions::perform(&app, &grant, tool, arguments, &origin)).await
     }
 
     fn base_specs(&self) -> Vec<ToolSpec> {
-        method::BASE.iter().filter_map(|name| actions::find(name)).map(actions::spec).collect()
+        method::BASE
+            .iter()
+            .filter_map(|name| actions::find(name))
+            .map(actions::spec)
+            .collect()
     }
 
     async fn base(
@@ -138,7 +159,18 @@ impl OwnTools for Links {
         }
         let app = self.app()?;
         let grant = app.auth.base(session).await?;
-        let inside = Inside { session: session.clone(), reason: Reason::Base, gone: ctx.cancel.clone() };
-        Box::pin(actions::perform(&app, &grant, tool, arguments, &Origin::Inside(inside))).await
+        let inside = Inside {
+            session: session.clone(),
+            reason: Reason::Base,
+            gone: ctx.cancel.clone(),
+        };
+        Box::pin(actions::perform(
+            &app,
+            &grant,
+            tool,
+            arguments,
+            &Origin::Inside(inside),
+        ))
+        .await
     }
 }

@@ -60,30 +60,96 @@ impl Metrics {
             }
         };
         let requests = self.requests.lock().clone();
-        let rows = requests.iter().map(|((door, status), n)| (format!("{{door=\"{door}\",status=\"{status}\"}}"), *n as f64));
-        family("oubliette_http_requests_total", "counter", "HTTP requests answered.", rows.collect());
+        let rows = requests
+            .iter()
+            .map(|((door, status), n)| (format!("{{door=\"{door}\",status=\"{status}\"}}"), *n as f64));
+        family(
+            "oubliette_http_requests_total",
+            "counter",
+            "HTTP requests answered.",
+            rows.collect(),
+        );
         let actions = self.actions.lock().clone();
         let label = |(name, outcome): &(&str, &str)| format!("{{action=\"{name}\",outcome=\"{outcome}\"}}");
         let rows = actions.iter().map(|(k, t)| (label(k), t.count as f64));
-        family("oubliette_actions_total", "counter", "Actions performed.", rows.collect());
+        family(
+            "oubliette_actions_total",
+            "counter",
+            "Actions performed.",
+            rows.collect(),
+        );
         let rows = actions.iter().map(|(k, t)| (label(k), t.seconds));
-        family("oubliette_action_seconds_total", "counter", "Time spent in actions.", rows.collect());
+        family(
+            "oubliette_action_seconds_total",
+            "counter",
+            "Time spent in actions.",
+            rows.collect(),
+        );
         let one = |value: f64| vec![(String::new(), value)];
-        family("oubliette_sessions_live", "gauge", "Sessions in memory.", one(gauges.sessions as f64));
-        family("oubliette_mcp_sessions", "gauge", "Open MCP sessions.", one(gauges.mcp_sessions as f64));
-        family("oubliette_streams", "gauge", "Open event streams.", one(gauges.streams as f64));
+        family(
+            "oubliette_sessions_live",
+            "gauge",
+            "Sessions in memory.",
+            one(gauges.sessions as f64),
+        );
+        family(
+            "oubliette_mcp_sessions",
+            "gauge",
+            "Open MCP sessions.",
+            one(gauges.mcp_sessions as f64),
+        );
+        family(
+            "oubliette_streams",
+            "gauge",
+            "Open event streams.",
+            one(gauges.streams as f64),
+        );
         let held = gauges.callers;
-        let kinds = [("stream", held.streams), ("poll", held.polls), ("wait", held.waits)];
+        let kinds = [
+            ("stream", held.streams),
+            ("poll", held.polls),
+            ("wait", held.waits),
+        ];
         let rows = kinds.map(|(kind, n)| (format!("{{kind=\"{kind}\"}}"), n as f64));
-        family("oubliette_caller_calls_open", "gauge", "Calls that wait for a caller.", one(held.calls as f64));
-        family("oubliette_callers_held", "gauge", "What says that callers are there.", rows.into());
-        family("oubliette_tasks", "gauge", "Tasks of the runtime.", one(gauges.tasks as f64));
-        family("oubliette_uptime_seconds", "gauge", "Seconds since the start.", one(gauges.uptime));
+        family(
+            "oubliette_caller_calls_open",
+            "gauge",
+            "Calls that wait for a caller.",
+            one(held.calls as f64),
+        );
+        family(
+            "oubliette_callers_held",
+            "gauge",
+            "What says that callers are there.",
+            rows.into(),
+        );
+        family(
+            "oubliette_tasks",
+            "gauge",
+            "Tasks of the runtime.",
+            one(gauges.tasks as f64),
+        );
+        family(
+            "oubliette_uptime_seconds",
+            "gauge",
+            "Seconds since the start.",
+            one(gauges.uptime),
+        );
         if let Some(bytes) = resident_bytes() {
-            family("process_resident_memory_bytes", "gauge", "Resident memory.", one(bytes as f64));
+            family(
+                "process_resident_memory_bytes",
+                "gauge",
+                "Resident memory.",
+                one(bytes as f64),
+            );
         }
         if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
-            family("process_open_fds", "gauge", "Open descriptors.", one(open.count() as f64));
+            family(
+                "process_open_fds",
+                "gauge",
+                "Open descriptors.",
+                one(open.count() as f64),
+            );
         }
         out
     }
@@ -107,8 +173,14 @@ mod tests {
         metrics.request("mcp", 200);
         metrics.action("project_list", None, Duration::from_millis(500));
         metrics.action("project_list", Some(ErrorCode::NotFound), Duration::ZERO);
-        let text = metrics.text(&Gauges { sessions: 3, ..Gauges::default() });
-        assert!(text.contains("oubliette_http_requests_total{door=\"mcp\",status=\"200\"} 2\n"), "{text}");
+        let text = metrics.text(&Gauges {
+            sessions: 3,
+            ..Gauges::default()
+        });
+        assert!(
+            text.contains("oubliette_http_requests_total{door=\"mcp\",status=\"200\"} 2\n"),
+            "{text}"
+        );
         assert!(text.contains("oubliette_actions_total{action=\"project_list\",outcome=\"not_found\"} 1\n"));
         assert!(text.contains("oubliette_sessions_live 3\n"));
     }

@@ -28,7 +28,13 @@ impl Held {
     }
 
     /// A request or stateless stream about one session.
-    pub fn request(app: &App, grant: &Grant, session: &SessionId, mcp_session: Option<Arc<str>>, kind: Kind) -> Self {
+    pub fn request(
+        app: &App,
+        grant: &Grant,
+        session: &SessionId,
+        mcp_session: Option<Arc<str>>,
+        kind: Kind,
+    ) -> Self {
         let key = PresenceKey {
             principal: grant.token_id().cloned(),
             caller_id: None,

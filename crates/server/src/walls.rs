@@ -13,7 +13,10 @@ pub struct Walls {
 impl Walls {
     /// Around a driver that was not looked at yet.
     pub fn new(driver: Arc<dyn Sandbox>) -> Self {
-        Self { driver, report: OnceLock::new() }
+        Self {
+            driver,
+            report: OnceLock::new(),
+        }
     }
 
     /// Looks at what the driver can do here, once.
@@ -29,6 +32,7 @@ impl Walls {
 
     /// The level sandboxes reach.
     pub fn level(&self) -> Level {
-        self.report().map_or_else(|| self.driver.level(), |report| report.level)
+        self.report()
+            .map_or_else(|| self.driver.level(), |report| report.level)
     }
 }

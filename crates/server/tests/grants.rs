@@ -24,10 +24,21 @@ struct Things {
 impl Things {
     async fn make(server: &Server) -> Self {
         let project = server.project("acted on").await;
-        let mint =
-            Mint { name: "acted on".into(), scope: Scope::Read, project: Some(project.clone()), expires_at: None, session: None };
+        let mint = Mint {
+            name: "acted on".into(),
+            scope: Scope::Read,
+            project: Some(project.clone()),
+            expires_at: None,
+            session: None,
+        };
         let (token, _) = server.app.auth.mint(mint).await.unwrap();
-        let (_, workspace) = server.tool(&server.admin, "workspace_create", json!({ "project_id": project })).await;
+        let (_, workspace) = server
+            .tool(
+                &server.admin,
+                "workspace_create",
+                json!({ "project_id": project }),
+            )
+            .await;
         Self {
             session: server.session(&project, None).await,
             workspace: workspace["workspace_id"].as_str().unwrap().parse().unwrap(),
@@ -58,7 +69,12 @@ struct Row {
 }
 
 const fn row(action: &'static str, least: Scope, foreign: Foreign, arguments: fn(&Things) -> Value) -> Row {
-    Row { action, least, foreign, arguments }
+    Row {
+        action,
+        least,
+        foreign,
+        arguments,
+    }
 }
 
 use Foreign::{Denied, Missing, Same, Unlisted};
@@ -67,36 +83,133 @@ use Scope::{Admin, Read, Write};
 /// One row an action. An action without a row fails the test.
 const ROWS: &[Row] = &[
     row("project_create", Write, Denied, |_| json!({ "name": "new" })),
-    row("project_update", Write, Missing, |t| json!({ "project_id": t.project, "name": "other" })),
+    row(
+        "project_update",
+        Write,
+        Missing,
+        |t| json!({ "project_id": t.project, "name": "other" }),
+    ),
     row("project_list", Read, Unlisted, |_| json!({})),
-    row("project_get", Read, Missing, |t| json!({ "project_id": t.project })),
-    row("project_delete", Write, Missing, |t| json!({ "project_id": t.project })),
-    row("workspace_create", Write, Missing, |t| json!({ "project_id": t.project })),
-    row("workspace_list", Read, Missing, |t| json!({ "project_id": t.project })),
-    row("workspace_delete", Write, Missing, |t| json!({ "workspace_id": t.workspace })),
-    row("workspace_diff", Read, Missing, |t| json!({ "workspace_id": t.workspace })),
-    row("session_message", Write, Missing, |t| json!({ "session_id": t.session, "message": "hi" })),
-    row("session_cancel", Write, Missing, |t| json!({ "session_id": t.session })),
-    row("session_end", Write, Missing, |t| json!({ "session_id": t.session })),
-    row("session_get", Read, Missing, |t| json!({ "session_id": t.session })),
+    row(
+        "project_get",
+        Read,
+        Missing,
+        |t| json!({ "project_id": t.project }),
+    ),
+    row(
+        "project_delete",
+        Write,
+        Missing,
+        |t| json!({ "project_id": t.project }),
+    ),
+    row(
+        "workspace_create",
+        Write,
+        Missing,
+        |t| json!({ "project_id": t.project }),
+    ),
+    row(
+        "workspace_list",
+        Read,
+        Missing,
+        |t| json!({ "project_id": t.project }),
+    ),
+    row(
+        "workspace_delete",
+        Write,
+        Missing,
+        |t| json!({ "workspace_id": t.workspace }),
+    ),
+    row(
+        "workspace_diff",
+        Read,
+        Missing,
+        |t| json!({ "workspace_id": t.workspace }),
+    ),
+    row(
+        "session_message",
+        Write,
+        Missing,
+        |t| json!({ "session_id": t.session, "message": "hi" }),
+    ),
+    row(
+        "session_cancel",
+        Write,
+        Missing,
+        |t| json!({ "session_id": t.session }),
+    ),
+    row(
+        "session_end",
+        Write,
+        Missing,
+        |t| json!({ "session_id": t.session }),
+    ),
+    row(
+        "session_get",
+        Read,
+        Missing,
+        |t| json!({ "session_id": t.session }),
+    ),
     row("session_list", Read, Unlisted, |_| json!({})),
-    row("session_events", Read, Missing, |t| json!({ "session_id": t.session })),
-    row("session_switch_agent", Write, Missing, |t| json!({ "session_id": t.session, "agent": "demo" })),
-    row("caller_tool_response", Write, Missing, |t| json!({ "session_id": t.session, "request_id": "x" })),
+    row(
+        "session_events",
+        Read,
+        Missing,
+        |t| json!({ "session_id": t.session }),
+    ),
+    row(
+        "session_switch_agent",
+        Write,
+        Missing,
+        |t| json!({ "session_id": t.session, "agent": "demo" }),
+    ),
+    row(
+        "caller_tool_response",
+        Write,
+        Missing,
+        |t| json!({ "session_id": t.session, "request_id": "x" }),
+    ),
     row("tool_list", Read, Missing, |t| json!({ "session_id": t.session })),
-    row("tool_call", Write, Missing, |t| json!({ "session_id": t.session, "tool": "read" })),
-    row("tool_server_restart", Write, Missing, |t| json!({ "session_id": t.session, "server": "reader" })),
-    row("debugger_events", Read, Missing, |t| json!({ "session_id": t.session })),
+    row(
+        "tool_call",
+        Write,
+        Missing,
+        |t| json!({ "session_id": t.session, "tool": "read" }),
+    ),
+    row(
+        "tool_server_restart",
+        Write,
+        Missing,
+        |t| json!({ "session_id": t.session, "server": "reader" }),
+    ),
+    row(
+        "debugger_events",
+        Read,
+        Missing,
+        |t| json!({ "session_id": t.session }),
+    ),
     row("agent_list", Read, Same, |_| json!({})),
     row("agent_get", Read, Same, |_| json!({ "slug": "demo" })),
-    row("agent_put", Admin, Denied, |_| json!({ "slug": "new", "definition": { "name": "N", "prompt": "p" } })),
+    row(
+        "agent_put",
+        Admin,
+        Denied,
+        |_| json!({ "slug": "new", "definition": { "name": "N", "prompt": "p" } }),
+    ),
     row("agent_delete", Admin, Denied, |_| json!({ "slug": "nobody" })),
     row("catalog_list", Read, Same, |_| json!({})),
     row("catalog_get", Read, Same, |_| json!({ "id": "reader" })),
-    row("catalog_put", Admin, Denied, |_| json!({ "id": "new", "definition": {
-        "kind": "builtin", "builtinPolicy": { "name": "fs_read", "allowedPaths": ["."] } } })),
+    row("catalog_put", Admin, Denied, |_| {
+        json!({ "id": "new", "definition": {
+        "kind": "builtin", "builtinPolicy": { "name": "fs_read", "allowedPaths": ["."] } } })
+    }),
     row("catalog_delete", Admin, Denied, |_| json!({ "id": "nothing" })),
-    row("token_create", Admin, Missing, |t| json!({ "name": "n", "scope": "read", "project_id": t.project })),
+    row(
+        "token_create",
+        Admin,
+        Missing,
+        |t| json!({ "name": "n", "scope": "read", "project_id": t.project }),
+    ),
     row("token_list", Admin, Unlisted, |_| json!({})),
     row("token_revoke", Admin, Missing, |t| json!({ "token_id": t.token })),
     row("audit_list", Admin, Unlisted, |_| json!({})),
@@ -111,8 +224,16 @@ enum Bound {
     Elsewhere,
 }
 
-async fn perform(server: &Server, token: &str, name: &str, arguments: Value, origin: &Origin) -> Result<Value> {
-    let Value::Object(arguments) = arguments else { panic!("{name}: arguments are an object") };
+async fn perform(
+    server: &Server,
+    token: &str,
+    name: &str,
+    arguments: Value,
+    origin: &Origin,
+) -> Result<Value> {
+    let Value::Object(arguments) = arguments else {
+        panic!("{name}: arguments are an object")
+    };
     let grant = server.app.auth.token(token).await.unwrap();
     actions::perform(&server.app, &grant, name, arguments, origin).await
 }
@@ -125,7 +246,11 @@ async fn every_action_by_every_scope_and_binding() {
         let row = row.unwrap_or_else(|| panic!("{} has no row: who may do it?", definition.name));
         assert_eq!(row.least, definition.scope, "{}", row.action);
     }
-    assert_eq!(ROWS.len(), actions::all().len(), "a row for an action that is no more");
+    assert_eq!(
+        ROWS.len(),
+        actions::all().len(),
+        "a row for an action that is no more"
+    );
     let elsewhere = server.project("elsewhere").await;
     for row in ROWS {
         for scope in Scope::ALL {
@@ -141,7 +266,14 @@ async fn every_action_by_every_scope_and_binding() {
                 let grant = server.app.auth.token(&token).await.unwrap();
                 let listed = actions::visible(&grant).any(|d| d.name == row.action);
                 let case = format!("{} by {scope}, bound {bound:?}", row.action);
-                let outcome = perform(&server, &token, row.action, (row.arguments)(&things), &Origin::outside()).await;
+                let outcome = perform(
+                    &server,
+                    &token,
+                    row.action,
+                    (row.arguments)(&things),
+                    &Origin::outside(),
+                )
+                .await;
                 let code = outcome.as_ref().err().map(|e| e.code);
                 let denied = scope < row.least || (bound != Bound::No && row.foreign == Denied);
                 assert_eq!(listed, !denied, "{case}: shown as a tool");
@@ -150,15 +282,28 @@ async fn every_action_by_every_scope_and_binding() {
                     continue;
                 }
                 match (bound, row.foreign) {
-                    (Bound::Elsewhere, Missing) => assert_eq!(code, Some(ErrorCode::NotFound), "{case}: {outcome:?}"),
+                    (Bound::Elsewhere, Missing) => {
+                        assert_eq!(code, Some(ErrorCode::NotFound), "{case}: {outcome:?}")
+                    }
                     (Bound::Elsewhere, Unlisted) => {
                         let text = outcome.unwrap().to_string();
-                        for id in [things.project.as_str(), things.session.as_str(), things.token.as_str()] {
+                        for id in [
+                            things.project.as_str(),
+                            things.session.as_str(),
+                            things.token.as_str(),
+                        ] {
                             assert!(!text.contains(id), "{case} shows {id}");
                         }
                     }
                     _ => assert!(
-                        !matches!(code, Some(ErrorCode::PermissionDenied | ErrorCode::Unauthenticated | ErrorCode::Internal)),
+                        !matches!(
+                            code,
+                            Some(
+                                ErrorCode::PermissionDenied
+                                    | ErrorCode::Unauthenticated
+                                    | ErrorCode::Internal
+                            )
+                        ),
                         "{case}: {outcome:?}"
                     ),
                 }
@@ -176,28 +321,96 @@ async fn no_key_reaches_further_than_itself() {
     let writer = server.token(Write, None).await;
     let outside = Origin::outside();
     let cases = [
-        (&bound, "token_create", json!({ "name": "n", "scope": "read" }), ErrorCode::PermissionDenied),
-        (&bound, "token_create", json!({ "name": "n", "scope": "read", "project_id": other }), ErrorCode::NotFound),
-        (&writer, "project_create", json!({ "name": "n", "api_key": { "scope": "admin" } }), ErrorCode::PermissionDenied),
-        (&writer, "project_update", json!({ "project_id": project, "sandbox": { "network": "none" } }), ErrorCode::PermissionDenied),
-        (&writer, "project_update", json!({ "project_id": project, "sandbox": { "driver": "local" } }), ErrorCode::PermissionDenied),
-        (&writer, "project_update", json!({ "project_id": project, "sandbox": { "image": "x" } }), ErrorCode::PermissionDenied),
-        (&writer, "project_update", json!({ "project_id": project, "sandbox": { "memory_mb": 1000000 } }), ErrorCode::PermissionDenied),
-        (&writer, "project_update", json!({ "project_id": project, "limits": { "max_sessions": 51 } }), ErrorCode::PermissionDenied),
-        (&server.admin, "project_update", json!({ "project_id": project, "sandbox": { "network": "host" } }), ErrorCode::InvalidArgument),
+        (
+            &bound,
+            "token_create",
+            json!({ "name": "n", "scope": "read" }),
+            ErrorCode::PermissionDenied,
+        ),
+        (
+            &bound,
+            "token_create",
+            json!({ "name": "n", "scope": "read", "project_id": other }),
+            ErrorCode::NotFound,
+        ),
+        (
+            &writer,
+            "project_create",
+            json!({ "name": "n", "api_key": { "scope": "admin" } }),
+            ErrorCode::PermissionDenied,
+        ),
+        (
+            &writer,
+            "project_update",
+            json!({ "project_id": project, "sandbox": { "network": "none" } }),
+            ErrorCode::PermissionDenied,
+        ),
+        (
+            &writer,
+            "project_update",
+            json!({ "project_id": project, "sandbox": { "driver": "local" } }),
+            ErrorCode::PermissionDenied,
+        ),
+        (
+            &writer,
+            "project_update",
+            json!({ "project_id": project, "sandbox": { "image": "x" } }),
+            ErrorCode::PermissionDenied,
+        ),
+        (
+            &writer,
+            "project_update",
+            json!({ "project_id": project, "sandbox": { "memory_mb": 1000000 } }),
+            ErrorCode::PermissionDenied,
+        ),
+        (
+            &writer,
+            "project_update",
+            json!({ "project_id": project, "limits": { "max_sessions": 51 } }),
+            ErrorCode::PermissionDenied,
+        ),
+        (
+            &server.admin,
+            "project_update",
+            json!({ "project_id": project, "sandbox": { "network": "host" } }),
+            ErrorCode::InvalidArgument,
+        ),
     ];
     for (token, name, arguments, code) in cases {
         let outcome = perform(&server, token, name, arguments.clone(), &outside).await;
-        assert_eq!(outcome.as_ref().err().map(|e| e.code), Some(code), "{name} {arguments}: {outcome:?}");
+        assert_eq!(
+            outcome.as_ref().err().map(|e| e.code),
+            Some(code),
+            "{name} {arguments}: {outcome:?}"
+        );
     }
     for (token, arguments) in [
-        (&writer, json!({ "project_id": project, "sandbox": { "memory_mb": 64 }, "limits": { "max_sessions": 2 } })),
-        (&server.admin, json!({ "project_id": project, "sandbox": { "network": "proxy", "memory_mb": 100000 } })),
+        (
+            &writer,
+            json!({ "project_id": project, "sandbox": { "memory_mb": 64 }, "limits": { "max_sessions": 2 } }),
+        ),
+        (
+            &server.admin,
+            json!({ "project_id": project, "sandbox": { "network": "proxy", "memory_mb": 100000 } }),
+        ),
     ] {
-        perform(&server, token, "project_update", arguments, &outside).await.unwrap();
+        perform(&server, token, "project_update", arguments, &outside)
+            .await
+            .unwrap();
     }
-    let kept = perform(&server, &writer, "project_get", json!({ "project_id": project }), &outside).await.unwrap();
-    assert_eq!(kept["sandbox"], json!({ "memory_mb": 100000, "network": "proxy" }));
+    let kept = perform(
+        &server,
+        &writer,
+        "project_get",
+        json!({ "project_id": project }),
+        &outside,
+    )
+    .await
+    .unwrap();
+    assert_eq!(
+        kept["sandbox"],
+        json!({ "memory_mb": 100000, "network": "proxy" })
+    );
     server.stop().await;
 }
 
@@ -208,39 +421,87 @@ async fn nothing_from_inside_widens_a_session() {
     let parent = server.session(&project, None).await;
     let session = server.session(&project, Some(&parent)).await;
     let stranger = server.session(&project, None).await;
-    let inside =
-        Origin::Inside(Inside { session: session.clone(), reason: Reason::Key, gone: Default::default() });
+    let inside = Origin::Inside(Inside {
+        session: session.clone(),
+        reason: Reason::Key,
+        gone: Default::default(),
+    });
     let agent = |extra: Value| {
         let mut definition = json!({ "name": "N", "prompt": "p" });
-        definition.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        definition
+            .as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
         json!({ "slug": "other", "definition": definition })
     };
     let stdio = |extra: Value| {
         let mut definition = json!({ "kind": "mcp", "transport": "stdio", "command": "x" });
-        definition.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        definition
+            .as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
         json!({ "id": "other", "definition": definition })
     };
     let refused = [
-        ("project_create", json!({ "name": "n", "sandbox": { "driver": "local" } })),
-        ("project_create", json!({ "name": "n", "sandbox": { "network": "proxy" } })),
-        ("project_create", json!({ "name": "n", "sandbox": { "image": "x" } })),
-        ("project_create", json!({ "name": "n", "limits": { "max_depth": 100 } })),
-        ("project_update", json!({ "project_id": project, "limits": { "max_depth": 3 } })),
-        ("project_update", json!({ "project_id": project, "api_key": { "scope": "admin" } })),
-        ("project_update", json!({ "project_id": project, "env": { "A": "b" } })),
-        ("workspace_create", json!({ "project_id": project, "source": { "git": "https://example.com/x" } })),
-        ("agent_put", json!({ "slug": "demo", "definition": { "name": "N", "prompt": "p" } })),
+        (
+            "project_create",
+            json!({ "name": "n", "sandbox": { "driver": "local" } }),
+        ),
+        (
+            "project_create",
+            json!({ "name": "n", "sandbox": { "network": "proxy" } }),
+        ),
+        (
+            "project_create",
+            json!({ "name": "n", "sandbox": { "image": "x" } }),
+        ),
+        (
+            "project_create",
+            json!({ "name": "n", "limits": { "max_depth": 100 } }),
+        ),
+        (
+            "project_update",
+            json!({ "project_id": project, "limits": { "max_depth": 3 } }),
+        ),
+        (
+            "project_update",
+            json!({ "project_id": project, "api_key": { "scope": "admin" } }),
+        ),
+        (
+            "project_update",
+            json!({ "project_id": project, "env": { "A": "b" } }),
+        ),
+        (
+            "workspace_create",
+            json!({ "project_id": project, "source": { "git": "https://example.com/x" } }),
+        ),
+        (
+            "agent_put",
+            json!({ "slug": "demo", "definition": { "name": "N", "prompt": "p" } }),
+        ),
         ("agent_put", agent(json!({ "sandbox": { "network": "host" } }))),
-        ("agent_put", agent(json!({ "runtime": { "kind": "acp", "command": ["x"], "read_only": ["/etc"] } }))),
+        (
+            "agent_put",
+            agent(json!({ "runtime": { "kind": "acp", "command": ["x"], "read_only": ["/etc"] } })),
+        ),
         ("agent_delete", json!({ "slug": "demo" })),
-        ("catalog_put", json!({ "id": "reader", "definition": {
-            "kind": "builtin", "builtinPolicy": { "name": "fs_read", "allowedPaths": ["/"] } } })),
+        (
+            "catalog_put",
+            json!({ "id": "reader", "definition": {
+            "kind": "builtin", "builtinPolicy": { "name": "fs_read", "allowedPaths": ["/"] } } }),
+        ),
         ("catalog_put", stdio(json!({ "isolation": "host" }))),
         ("catalog_put", stdio(json!({ "network": "proxy" }))),
         ("catalog_put", stdio(json!({ "read_only": ["/etc"] }))),
         ("catalog_delete", json!({ "id": "reader" })),
-        ("session_switch_agent", json!({ "session_id": session, "agent": "assistant" })),
-        ("session_switch_agent", json!({ "session_id": parent, "agent": "assistant" })),
+        (
+            "session_switch_agent",
+            json!({ "session_id": session, "agent": "assistant" }),
+        ),
+        (
+            "session_switch_agent",
+            json!({ "session_id": parent, "agent": "assistant" }),
+        ),
         ("tool_call", json!({ "session_id": parent, "tool": "read" })),
     ];
     for (name, arguments) in refused {
@@ -252,23 +513,49 @@ async fn nothing_from_inside_widens_a_session() {
         );
     }
     let allowed = [
-        ("project_create", json!({ "name": "n", "sandbox": { "memory_mb": 64 } })),
+        (
+            "project_create",
+            json!({ "name": "n", "sandbox": { "memory_mb": 64 } }),
+        ),
         ("agent_put", agent(json!({}))),
         ("catalog_put", stdio(json!({}))),
         ("token_create", json!({ "name": "n", "scope": "write" })),
     ];
     for (name, arguments) in allowed {
-        perform(&server, &server.admin, name, arguments, &inside).await.unwrap();
+        perform(&server, &server.admin, name, arguments, &inside)
+            .await
+            .unwrap();
     }
     let elsewhere = json!({ "session_id": stranger, "agent": "assistant" });
     let outcome = perform(&server, &server.admin, "session_switch_agent", elsewhere, &inside).await;
-    assert_eq!(outcome.unwrap_err().code, ErrorCode::Conflict, "it has ended; it was not forbidden");
+    assert_eq!(
+        outcome.unwrap_err().code,
+        ErrorCode::Conflict,
+        "it has ended; it was not forbidden"
+    );
     // Who did it, from where, is written down; what was refused too.
-    let log = perform(&server, &server.admin, "audit_list", json!({ "session_id": session, "limit": 1000 }), &Origin::outside()).await;
+    let log = perform(
+        &server,
+        &server.admin,
+        "audit_list",
+        json!({ "session_id": session, "limit": 1000 }),
+        &Origin::outside(),
+    )
+    .await;
     let log = log.unwrap();
     let entries = log["entries"].as_array().unwrap();
-    assert!(entries.iter().any(|e| e["action"] == "token_create" && e["outcome"] == "ok"), "{log}");
-    assert!(entries.iter().any(|e| e["action"] == "agent_put" && e["outcome"] == "permission_denied"), "{log}");
+    assert!(
+        entries
+            .iter()
+            .any(|e| e["action"] == "token_create" && e["outcome"] == "ok"),
+        "{log}"
+    );
+    assert!(
+        entries
+            .iter()
+            .any(|e| e["action"] == "agent_put" && e["outcome"] == "permission_denied"),
+        "{log}"
+    );
     assert!(entries.iter().all(|e| e["token_id"].is_string()), "{log}");
     server.stop().await;
 }
@@ -276,11 +563,26 @@ async fn nothing_from_inside_widens_a_session() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_dies_at_once_and_leaves_no_trace_of_itself() {
     let server = Server::start().await;
-    let (_, made) = server.tool(&server.admin, "token_create", json!({ "name": "n", "scope": "read", "expires_in": "1h" })).await;
+    let (_, made) = server
+        .tool(
+            &server.admin,
+            "token_create",
+            json!({ "name": "n", "scope": "read", "expires_in": "1h" }),
+        )
+        .await;
     let token = made["token"].as_str().unwrap();
-    assert!(token.starts_with("oub_") && made["expires_at"].is_string(), "{made}");
+    assert!(
+        token.starts_with("oub_") && made["expires_at"].is_string(),
+        "{made}"
+    );
     assert_eq!(server.tool(token, "project_list", json!({})).await.0, 200);
-    server.tool(&server.admin, "token_revoke", json!({ "token_id": made["token_id"] })).await;
+    server
+        .tool(
+            &server.admin,
+            "token_revoke",
+            json!({ "token_id": made["token_id"] }),
+        )
+        .await;
     assert_eq!(server.tool(token, "project_list", json!({})).await.0, 401);
     let mint = Mint {
         name: "short".into(),
@@ -290,10 +592,16 @@ async fn a_token_dies_at_once_and_leaves_no_trace_of_itself() {
         session: None,
     };
     let (_, expired) = server.app.auth.mint(mint).await.unwrap();
-    assert_eq!(server.tool(expose(&expired), "project_list", json!({})).await.0, 401);
+    assert_eq!(
+        server.tool(expose(&expired), "project_list", json!({})).await.0,
+        401
+    );
     server.app.store.close().await;
     let database = std::fs::read(server.app.home.database_path()).unwrap();
     for secret in [token, server.admin.as_str()] {
-        assert!(!database.windows(secret.len()).any(|w| w == secret.as_bytes()), "a token is in the database");
+        assert!(
+            !database.windows(secret.len()).any(|w| w == secret.as_bytes()),
+            "a token is in the database"
+        );
     }
 }

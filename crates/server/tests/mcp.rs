@@ -24,7 +24,10 @@ async fn every_revision_lists_and_calls_tools() {
         let tools = client.ask("tools/list", json!({})).await;
         let tools = tools["result"]["tools"].as_array().unwrap();
         let list = tools.iter().find(|t| t["name"] == "project_list").unwrap();
-        assert_eq!((&list["inputSchema"]["type"], &list["annotations"]["readOnlyHint"]), (&json!("object"), &json!(true)));
+        assert_eq!(
+            (&list["inputSchema"]["type"], &list["annotations"]["readOnlyHint"]),
+            (&json!("object"), &json!(true))
+        );
         let result = client.call("project_list", json!({})).await;
         assert_eq!(result["isError"], false, "{}: {result}", client.version);
         let text: Value = serde_json::from_str(result["content"][0]["text"].as_str().unwrap()).unwrap();
@@ -32,12 +35,20 @@ async fn every_revision_lists_and_calls_tools() {
         let refused = client.call("project_get", json!({ "project": "x" })).await;
         assert_eq!(refused["isError"], true);
         assert_eq!(refused["structuredContent"]["error"]["code"], "invalid_argument");
-        let unknown = client.ask("tools/call", json!({ "name": "nothing", "arguments": {} })).await;
+        let unknown = client
+            .ask("tools/call", json!({ "name": "nothing", "arguments": {} }))
+            .await;
         assert_eq!(unknown["error"]["code"], -32602, "{}: {unknown}", client.version);
         let prompts = client.ask("prompts/list", json!({})).await;
-        assert_eq!(prompts["error"]["code"], -32601, "{}: {prompts}", client.version);
+        assert_eq!(prompts["result"]["prompts"], json!([]), "{}: {prompts}", client.version);
+        let prompt = client.ask("prompts/get", json!({ "name": "nothing" })).await;
+        assert_eq!(prompt["error"]["code"], -32602, "{}: {prompt}", client.version);
         let level = client.ask("logging/setLevel", json!({ "level": "error" })).await;
-        assert_eq!(level.get("error").is_some(), client.version == "2026-07-28", "{level}");
+        assert_eq!(
+            level.get("error").is_some(),
+            client.version == "2026-07-28",
+            "{level}"
+        );
     }
     server.stop().await;
 }
@@ -47,8 +58,18 @@ async fn a_token_is_shown_what_it_may_call_and_every_call_is_checked_again() {
     let server = Server::start().await;
     let reader = Mcp::modern(&server, &server.token(Scope::Read, None).await);
     let tools = reader.ask("tools/list", json!({})).await;
-    let names: Vec<_> = tools["result"]["tools"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
-    assert!(names.contains(&"project_list") && !names.contains(&"project_create") && !names.contains(&"token_list"), "{names:?}");
+    let names: Vec<_> = tools["result"]["tools"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["name"].as_str().unwrap())
+        .collect();
+    assert!(
+        names.contains(&"project_list")
+            && !names.contains(&"project_create")
+            && !names.contains(&"token_list"),
+        "{names:?}"
+    );
     let refused = reader.call("project_create", json!({ "name": "a" })).await;
     assert_eq!(refused["structuredContent"]["error"]["code"], "permission_denied");
     server.stop().await;
@@ -95,7 +116,11 @@ async fn a_session_id_is_its_principals_alone() {
     assert_eq!(thief.send("tools/list", json!({})).await.status(), 404);
     let delete = |token: &str, session: &str| {
         let url = format!("{}/mcp", server.url);
-        let request = server.http.delete(url).bearer_auth(token).header("mcp-session-id", session);
+        let request = server
+            .http
+            .delete(url)
+            .bearer_auth(token)
+            .header("mcp-session-id", session);
         async move { request.send().await.unwrap().status().as_u16() }
     };
     let session = client.session.clone().unwrap();
@@ -107,14 +132,21 @@ async fn a_session_id_is_its_principals_alone() {
 }
 
 fn said(text: &str) -> EventBody {
-    EventBody::Message { role: Role::Assistant, text: text.into() }
+    EventBody::Message {
+        role: Role::Assistant,
+        text: text.into(),
+    }
 }
 
 /// A listener that messaged a session whose log is at its beginning.
 async fn heard(server: &Server, client: &Mcp<'_>) -> SessionId {
     let project = server.project("p").await;
     let session = server.session(&project, None).await;
-    let listener = server.app.listeners.get(client.session.as_ref().unwrap()).unwrap();
+    let listener = server
+        .app
+        .listeners
+        .get(client.session.as_ref().unwrap())
+        .unwrap();
     listener.messaged(&session, -1);
     session
 }
@@ -126,22 +158,42 @@ async fn events_come_on_the_get_stream_and_go_on_where_it_was() {
         let client = Mcp::legacy(&server, &server.admin, version).await;
         let mut stream = client.listen(None).await;
         let session = heard(&server, &client).await;
-        client.ask("logging/setLevel", json!({ "level": "emergency" })).await;
+        client
+            .ask("logging/setLevel", json!({ "level": "emergency" }))
+            .await;
         let log = server.app.store.events();
-        log.append(&session, vec![said("0"), EventBody::Delta { text: "d".into() }, said("2")]).await.unwrap();
+        log.append(
+            &session,
+            vec![said("0"), EventBody::Delta { text: "d".into() }, said("2")],
+        )
+        .await
+        .unwrap();
         let first = stream.next().await.unwrap();
         assert_eq!(first.data["method"], "notifications/message");
         let params = &first.data["params"];
-        assert_eq!((&params["logger"], &params["level"]), (&json!("oubliette.session"), &json!("info")));
-        assert_eq!((&params["data"]["type"], &params["data"]["index"]), (&json!("message"), &json!(0)));
+        assert_eq!(
+            (&params["logger"], &params["level"]),
+            (&json!("oubliette.session"), &json!("info"))
+        );
+        assert_eq!(
+            (&params["data"]["type"], &params["data"]["index"]),
+            (&json!("message"), &json!(0))
+        );
         let second = stream.next().await.unwrap();
-        assert_eq!(second.data["params"]["data"]["index"], 2, "{version}: a delta is not pushed");
+        assert_eq!(
+            second.data["params"]["data"]["index"], 2,
+            "{version}: a delta is not pushed"
+        );
         drop(stream);
         log.append(&session, vec![said("3")]).await.unwrap();
         let mut resumed = client.listen(second.id.as_deref()).await;
         assert_eq!(resumed.next().await.unwrap().data["params"]["data"]["index"], 3);
         let mut again = client.listen(None).await;
-        assert_eq!(again.next().await.unwrap().data["params"]["data"]["index"], 0, "from where it messaged");
+        assert_eq!(
+            again.next().await.unwrap().data["params"]["data"]["index"],
+            0,
+            "from where it messaged"
+        );
     }
     server.stop().await;
 }
@@ -160,7 +212,11 @@ async fn each_event_goes_to_the_newest_stream() {
     assert_eq!(new.next().await.unwrap().data["params"]["data"]["index"], 1);
     drop(new);
     log.append(&session, vec![said("2")]).await.unwrap();
-    assert_eq!(old.next().await.unwrap().data["params"]["data"]["index"], 1, "it goes on where it was itself");
+    assert_eq!(
+        old.next().await.unwrap().data["params"]["data"]["index"],
+        1,
+        "it goes on where it was itself"
+    );
     server.stop().await;
 }
 
@@ -172,14 +228,23 @@ async fn a_client_that_does_not_read_holds_nobody_up() {
     let session = heard(&server, &client).await;
     let big = "x".repeat(64 * 1024);
     for _ in 0..50 {
-        server.app.store.events().append(&session, vec![said(&big); 10]).await.unwrap();
+        server
+            .app
+            .store
+            .events()
+            .append(&session, vec![said(&big); 10])
+            .await
+            .unwrap();
     }
     for _ in 0..50 {
         assert!(client.ask("tools/list", json!({})).await["result"].is_object());
     }
     let mut stream = stream;
     for index in 0..500 {
-        assert_eq!(stream.next().await.unwrap().data["params"]["data"]["index"], index);
+        assert_eq!(
+            stream.next().await.unwrap().data["params"]["data"]["index"],
+            index
+        );
     }
     server.stop().await;
 }
@@ -187,10 +252,22 @@ async fn a_client_that_does_not_read_holds_nobody_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_get_stream_ends_with_its_token() {
     let server = Server::start().await;
-    let (_, made) = server.tool(&server.admin, "token_create", json!({ "name": "n", "scope": "read" })).await;
+    let (_, made) = server
+        .tool(
+            &server.admin,
+            "token_create",
+            json!({ "name": "n", "scope": "read" }),
+        )
+        .await;
     let client = Mcp::legacy(&server, made["token"].as_str().unwrap(), "2025-11-25").await;
     let mut stream = client.listen(None).await;
-    server.tool(&server.admin, "token_revoke", json!({ "token_id": made["token_id"] })).await;
+    server
+        .tool(
+            &server.admin,
+            "token_revoke",
+            json!({ "token_id": made["token_id"] }),
+        )
+        .await;
     assert_eq!(stream.next().await, None);
     assert_eq!(client.send("tools/list", json!({})).await.status(), 401);
     server.stop().await;
@@ -207,7 +284,9 @@ async fn idle_sessions_are_forgotten_and_listening_ones_are_not() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(20), gone).await.unwrap();
+    tokio::time::timeout(std::time::Duration::from_secs(20), gone)
+        .await
+        .unwrap();
     assert_eq!(idle.send("tools/list", json!({})).await.status(), 404);
     assert!(listening.ask("tools/list", json!({})).await["result"].is_object());
     server.stop().await;
@@ -218,26 +297,62 @@ async fn stateless_clients_discover_read_and_poll() {
     let server = Server::start().await;
     let project = server.project("p").await;
     let session = server.session(&project, None).await;
-    server.app.store.events().append(&session, vec![said("0"), EventBody::Delta { text: "d".into() }]).await.unwrap();
+    server
+        .app
+        .store
+        .events()
+        .append(&session, vec![said("0"), EventBody::Delta { text: "d".into() }])
+        .await
+        .unwrap();
     let client = Mcp::modern(&server, &server.admin);
     let found = client.ask("server/discover", json!({})).await;
-    assert!(found["result"]["supportedVersions"].as_array().unwrap().contains(&json!("2026-07-28")), "{found}");
-    assert!(!found["result"]["supportedVersions"].as_array().unwrap().contains(&json!("2024-11-05")), "{found}");
+    assert!(
+        found["result"]["supportedVersions"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("2026-07-28")),
+        "{found}"
+    );
+    assert!(
+        !found["result"]["supportedVersions"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("2024-11-05")),
+        "{found}"
+    );
     let uri = format!("oubliette://sessions/{session}/events");
     let read = client.ask("resources/read", json!({ "uri": uri })).await;
     let log: Value = serde_json::from_str(read["result"]["contents"][0]["text"].as_str().unwrap()).unwrap();
-    assert_eq!((log["events"].as_array().unwrap().len(), &log["last_index"]), (2, &json!(1)));
+    assert_eq!(
+        (log["events"].as_array().unwrap().len(), &log["last_index"]),
+        (2, &json!(1))
+    );
     assert!(read["result"]["ttlMs"].is_number(), "{read}");
-    let polled = client.call("session_events", json!({ "session_id": session, "since_index": 0 })).await;
+    let polled = client
+        .call(
+            "session_events",
+            json!({ "session_id": session, "since_index": 0 }),
+        )
+        .await;
     assert_eq!(polled["structuredContent"]["last_index"], 1, "{polled}");
     // With a log level the same events also come as notifications on the answer.
     let params = json!({ "name": "session_events", "arguments": { "session_id": session, "wait_ms": 1000 },
         "_meta": { "io.modelcontextprotocol/logLevel": "info" } });
     let mut stream = Events::new(client.send("tools/call", params).await);
     let pushed = stream.next().await.unwrap().data;
-    assert_eq!((&pushed["method"], &pushed["params"]["data"]["index"]), (&json!("notifications/message"), &json!(0)));
+    assert_eq!(
+        (&pushed["method"], &pushed["params"]["data"]["index"]),
+        (&json!("notifications/message"), &json!(0))
+    );
     let answer = stream.next().await.unwrap().data;
-    assert_eq!(answer["result"]["structuredContent"]["events"].as_array().unwrap().len(), 2, "{answer}");
+    assert_eq!(
+        answer["result"]["structuredContent"]["events"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2,
+        "{answer}"
+    );
     server.stop().await;
 }
 
@@ -251,16 +366,43 @@ async fn a_subscription_signals_that_a_log_went_on() {
     let params = json!({ "notifications": { "resourceSubscriptions": [uri] } });
     let mut stream = Events::new(client.send("subscriptions/listen", params).await);
     let accepted = stream.next().await.unwrap().data;
-    assert_eq!(accepted["method"], "notifications/subscriptions/acknowledged", "{accepted}");
-    server.app.store.events().append(&session, vec![EventBody::Status { status: Status::Idle, reason: None }]).await.unwrap();
+    assert_eq!(
+        accepted["method"], "notifications/subscriptions/acknowledged",
+        "{accepted}"
+    );
+    server
+        .app
+        .store
+        .events()
+        .append(
+            &session,
+            vec![EventBody::Status {
+                status: Status::Idle,
+                reason: None,
+            }],
+        )
+        .await
+        .unwrap();
     let signal = stream.next().await.unwrap().data;
-    assert_eq!((&signal["method"], &signal["params"]["uri"]), (&json!("notifications/resources/updated"), &json!(uri)));
+    assert_eq!(
+        (&signal["method"], &signal["params"]["uri"]),
+        (&json!("notifications/resources/updated"), &json!(uri))
+    );
     drop(stream);
     // The same for a stateful client, on its GET stream.
     let legacy = Mcp::legacy(&server, &server.admin, "2025-06-18").await;
     let mut stream = legacy.listen(None).await;
     assert!(legacy.ask("resources/subscribe", json!({ "uri": uri })).await["result"].is_object());
-    server.app.store.events().append(&session, vec![said("x")]).await.unwrap();
-    assert_eq!(stream.next().await.unwrap().data["method"], "notifications/resources/updated");
+    server
+        .app
+        .store
+        .events()
+        .append(&session, vec![said("x")])
+        .await
+        .unwrap();
+    assert_eq!(
+        stream.next().await.unwrap().data["method"],
+        "notifications/resources/updated"
+    );
     server.stop().await;
 }

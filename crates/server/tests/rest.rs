@@ -37,7 +37,10 @@ async fn every_request_needs_a_good_token() {
             assert_eq!(response.status(), 401, "{path} {bearer:?}");
             assert_eq!(response.headers()["www-authenticate"], "Bearer");
             assert!(response.headers().contains_key("x-request-id"));
-            assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "unauthenticated");
+            assert_eq!(
+                response.json::<Value>().await.unwrap()["error"]["code"],
+                "unauthenticated"
+            );
         }
     }
     for path in ["/health", "/api/openapi.json", "/"] {
@@ -61,22 +64,53 @@ async fn another_host_or_page_is_refused() {
     assert_eq!(ask("/", "host", "box.example").await, 200);
     assert_eq!(ask("/", "origin", "http://localhost:1").await, 200);
     assert_eq!(ask("/health", "host", "evil.test").await, 200);
-    assert_eq!(ask("/ready", "origin", "https://evil.test").await / 100, if server.app.sandbox.report().is_some_and(|r| r.ok) { 2 } else { 5 });
+    assert_eq!(
+        ask("/ready", "origin", "https://evil.test").await / 100,
+        if server.app.sandbox.report().is_some_and(|r| r.ok) {
+            2
+        } else {
+            5
+        }
+    );
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_paths_and_methods_are_json() {
     let server = Server::start().await;
-    for path in ["/nothing", "/.well-known/oauth-protected-resource", "/api/nothing", "/mcp/x", "/..%2f..%2fetc/passwd"] {
+    for path in [
+        "/nothing",
+        "/.well-known/oauth-protected-resource",
+        "/api/nothing",
+        "/mcp/x",
+        "/..%2f..%2fetc/passwd",
+    ] {
         let response = server.get(path).send().await.unwrap();
         assert_eq!(response.status(), 404, "{path}");
-        assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "not_found", "{path}");
+        assert_eq!(
+            response.json::<Value>().await.unwrap()["error"]["code"],
+            "not_found",
+            "{path}"
+        );
     }
-    let response = server.get("/api/tools/project_list").bearer_auth(&server.admin).send().await.unwrap();
-    assert_eq!((response.status().as_u16(), response.headers()["allow"].to_str().unwrap()), (405, "POST"));
+    let response = server
+        .get("/api/tools/project_list")
+        .bearer_auth(&server.admin)
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(
+        (
+            response.status().as_u16(),
+            response.headers()["allow"].to_str().unwrap()
+        ),
+        (405, "POST")
+    );
     let (status, body) = server.tool(&server.admin, "no_such_tool", json!({})).await;
-    assert_eq!((status, body["error"]["code"].as_str().unwrap()), (404, "not_found"));
+    assert_eq!(
+        (status, body["error"]["code"].as_str().unwrap()),
+        (404, "not_found")
+    );
     server.stop().await;
 }
 
@@ -97,21 +131,46 @@ async fn bad_input_is_named_and_changes_nothing() {
         (json!({ "name": "a", "agent": "../../etc" }), "agent"),
         (json!({ "name": "a", "agent": "nobody" }), "nobody"),
     ] {
-        let (status, body) = server.tool(&server.admin, "project_create", arguments.clone()).await;
+        let (status, body) = server
+            .tool(&server.admin, "project_create", arguments.clone())
+            .await;
         let shown = arguments.to_string().chars().take(80).collect::<String>();
         assert!((400..=404).contains(&status), "{shown}: {body}");
-        assert!(body["error"]["message"].as_str().unwrap().contains(named), "{shown}: {body}");
+        assert!(
+            body["error"]["message"].as_str().unwrap().contains(named),
+            "{shown}: {body}"
+        );
     }
     for body in ["{", "[]", "nonsense", "{\"name\":\"a\"}}", "\u{0}"] {
-        let response = server.post("/api/tools/project_create").bearer_auth(&server.admin).body(body).send().await.unwrap();
+        let response = server
+            .post("/api/tools/project_create")
+            .bearer_auth(&server.admin)
+            .body(body)
+            .send()
+            .await
+            .unwrap();
         assert_eq!(response.status(), 400, "{body}");
-        assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "invalid_argument");
+        assert_eq!(
+            response.json::<Value>().await.unwrap()["error"]["code"],
+            "invalid_argument"
+        );
     }
-    for id in ["../x", "proj_", "proj_\u{0}", "ｐroj_01M7GGQJQQAM2YCR1XDSFEHMR3", "proj_01M7GGQJQQAM2YCR1XDSFEHMR3/.."] {
-        let (status, body) = server.tool(&server.admin, "project_get", json!({ "project_id": id })).await;
+    for id in [
+        "../x",
+        "proj_",
+        "proj_\u{0}",
+        "ｐroj_01M7GGQJQQAM2YCR1XDSFEHMR3",
+        "proj_01M7GGQJQQAM2YCR1XDSFEHMR3/..",
+    ] {
+        let (status, body) = server
+            .tool(&server.admin, "project_get", json!({ "project_id": id }))
+            .await;
         assert_eq!(status, 400, "{id}: {body}");
     }
-    assert_eq!(server.tool(&server.admin, "project_list", json!({})).await.1, before);
+    assert_eq!(
+        server.tool(&server.admin, "project_list", json!({})).await.1,
+        before
+    );
     server.stop().await;
 }
 
@@ -121,32 +180,82 @@ async fn a_body_over_4_mib_is_413_everywhere() {
     let project = server.project("p").await;
     let workspace = server.default_workspace(&project).await;
     let big = vec![b' '; 5 * 1024 * 1024];
-    for path in ["/mcp".to_owned(), "/api/tools/project_create".into(), "/api/login".into()] {
-        let request = server.post(&path).bearer_auth(&server.admin).header("content-type", "application/json");
-        let response = request.header("accept", "application/json, text/event-stream").body(big.clone()).send().await.unwrap();
+    for path in [
+        "/mcp".to_owned(),
+        "/api/tools/project_create".into(),
+        "/api/login".into(),
+    ] {
+        let request = server
+            .post(&path)
+            .bearer_auth(&server.admin)
+            .header("content-type", "application/json");
+        let response = request
+            .header("accept", "application/json, text/event-stream")
+            .body(big.clone())
+            .send()
+            .await
+            .unwrap();
         assert_eq!(response.status(), 413, "{path}");
     }
     let url = format!("{}/api/workspaces/{workspace}/files/big", server.url);
     // Also when its length is not announced.
-    let chunks = big.chunks(64 * 1024).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect::<Vec<_>>();
+    let chunks = big
+        .chunks(64 * 1024)
+        .map(|c| Ok::<_, std::io::Error>(c.to_vec()))
+        .collect::<Vec<_>>();
     let body = reqwest::Body::wrap_stream(futures::stream::iter(chunks));
-    let response = server.http.put(&url).bearer_auth(&server.admin).body(body).send().await.unwrap();
+    let response = server
+        .http
+        .put(&url)
+        .bearer_auth(&server.admin)
+        .body(body)
+        .send()
+        .await
+        .unwrap();
     assert_eq!(response.status(), 413);
-    assert_eq!(server.http.get(&url).bearer_auth(&server.admin).send().await.unwrap().status(), 404);
+    assert_eq!(
+        server
+            .http
+            .get(&url)
+            .bearer_auth(&server.admin)
+            .send()
+            .await
+            .unwrap()
+            .status(),
+        404
+    );
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_that_asks_too_often_is_told_when_to_come_back() {
     let server = Server::with("[server]\nrate_limit = { per_second = 1, burst = 3 }").await;
-    let (one, other) = (server.token(Scope::Read, None).await, server.token(Scope::Read, None).await);
+    let (one, other) = (
+        server.token(Scope::Read, None).await,
+        server.token(Scope::Read, None).await,
+    );
     for _ in 0..3 {
         assert_eq!(server.tool(&one, "project_list", json!({})).await.0, 200);
     }
-    let response = server.post("/api/tools/project_list").bearer_auth(&one).send().await.unwrap();
+    let response = server
+        .post("/api/tools/project_list")
+        .bearer_auth(&one)
+        .send()
+        .await
+        .unwrap();
     assert_eq!(response.status(), 429);
-    assert!(response.headers()["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
-    assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "limit_exceeded");
+    assert!(
+        response.headers()["retry-after"]
+            .to_str()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+            >= 1
+    );
+    assert_eq!(
+        response.json::<Value>().await.unwrap()["error"]["code"],
+        "limit_exceeded"
+    );
     assert_eq!(server.tool(&other, "project_list", json!({})).await.0, 200);
     server.stop().await;
 }
@@ -154,8 +263,19 @@ async fn a_token_that_asks_too_often_is_told_when_to_come_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_consoles_cookie_is_for_api_alone_and_dies_with_its_token() {
     let server = Server::start().await;
-    let (_, made) = server.tool(&server.admin, "token_create", json!({ "name": "n", "scope": "write" })).await;
-    let response = server.post("/api/login").json(&json!({ "token": made["token"] })).send().await.unwrap();
+    let (_, made) = server
+        .tool(
+            &server.admin,
+            "token_create",
+            json!({ "name": "n", "scope": "write" }),
+        )
+        .await;
+    let response = server
+        .post("/api/login")
+        .json(&json!({ "token": made["token"] }))
+        .send()
+        .await
+        .unwrap();
     assert_eq!(response.status(), 200);
     let cookie = response.headers()["set-cookie"].to_str().unwrap().to_owned();
     for part in ["Path=/api", "HttpOnly", "SameSite=Strict"] {
@@ -164,7 +284,10 @@ async fn the_consoles_cookie_is_for_api_alone_and_dies_with_its_token() {
     assert!(!cookie.contains(made["token"].as_str().unwrap()));
     let cookie = cookie.split(';').next().unwrap().to_owned();
     let call = |name: &str, arguments: Value, confirm: bool| {
-        let mut request = server.post(&format!("/api/tools/{name}")).header("cookie", &cookie).json(&arguments);
+        let mut request = server
+            .post(&format!("/api/tools/{name}"))
+            .header("cookie", &cookie)
+            .json(&arguments);
         if confirm {
             request = request.header("x-oubliette", "1");
         }
@@ -173,9 +296,33 @@ async fn the_consoles_cookie_is_for_api_alone_and_dies_with_its_token() {
     assert_eq!(call("project_list", json!({}), false).await, 200);
     assert_eq!(call("project_create", json!({ "name": "a" }), false).await, 403);
     assert_eq!(call("project_create", json!({ "name": "a" }), true).await, 200);
-    assert_eq!(server.post("/mcp").header("cookie", &cookie).send().await.unwrap().status(), 401);
-    assert_eq!(server.get("/metrics").header("cookie", &cookie).send().await.unwrap().status(), 401);
-    server.tool(&server.admin, "token_revoke", json!({ "token_id": made["token_id"] })).await;
+    assert_eq!(
+        server
+            .post("/mcp")
+            .header("cookie", &cookie)
+            .send()
+            .await
+            .unwrap()
+            .status(),
+        401
+    );
+    assert_eq!(
+        server
+            .get("/metrics")
+            .header("cookie", &cookie)
+            .send()
+            .await
+            .unwrap()
+            .status(),
+        401
+    );
+    server
+        .tool(
+            &server.admin,
+            "token_revoke",
+            json!({ "token_id": made["token_id"] }),
+        )
+        .await;
     assert_eq!(call("project_list", json!({}), false).await, 401);
     server.stop().await;
 }
@@ -188,10 +335,29 @@ async fn logging_out_ends_the_cookie_and_guessing_is_slowed_down() {
         async move { request.send().await.unwrap() }
     };
     let response = login(server.admin.clone()).await;
-    let cookie = response.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
-    let list = || async { server.post("/api/tools/project_list").header("cookie", &cookie).send().await.unwrap().status() };
+    let cookie = response.headers()["set-cookie"]
+        .to_str()
+        .unwrap()
+        .split(';')
+        .next()
+        .unwrap()
+        .to_owned();
+    let list = || async {
+        server
+            .post("/api/tools/project_list")
+            .header("cookie", &cookie)
+            .send()
+            .await
+            .unwrap()
+            .status()
+    };
     assert_eq!(list().await, 200);
-    server.post("/api/logout").header("cookie", &cookie).send().await.unwrap();
+    server
+        .post("/api/logout")
+        .header("cookie", &cookie)
+        .send()
+        .await
+        .unwrap();
     assert_eq!(list().await, 401);
     let mut last = 0;
     for _ in 0..12 {
@@ -212,7 +378,10 @@ async fn files_go_in_and_come_out() {
     let server = Server::start().await;
     let project = server.project("p").await;
     let workspace = server.default_workspace(&project).await;
-    let (writer, reader) = (server.token(Scope::Write, Some(&project)).await, server.token(Scope::Read, Some(&project)).await);
+    let (writer, reader) = (
+        server.token(Scope::Write, Some(&project)).await,
+        server.token(Scope::Read, Some(&project)).await,
+    );
     let other = server.project("other").await;
     let foreign = server.token(Scope::Admin, Some(&other)).await;
     let url = |path: &str| format!("{}/api/workspaces/{workspace}/{path}", server.url);
@@ -237,11 +406,29 @@ async fn files_go_in_and_come_out() {
     assert_eq!(get(&reader, "files/none").await.0, 404);
     let (status, listing) = get(&reader, "files/").await;
     let listing: Value = serde_json::from_slice(&listing).unwrap();
-    assert_eq!((status, &listing["entries"][0]["name"], &listing["entries"][0]["type"]), (200, &json!("src"), &json!("directory")));
-    let response = server.http.get(url("files/src/a%20b.txt")).bearer_auth(&reader).send().await.unwrap();
+    assert_eq!(
+        (
+            status,
+            &listing["entries"][0]["name"],
+            &listing["entries"][0]["type"]
+        ),
+        (200, &json!("src"), &json!("directory"))
+    );
+    let response = server
+        .http
+        .get(url("files/src/a%20b.txt"))
+        .bearer_auth(&reader)
+        .send()
+        .await
+        .unwrap();
     assert_eq!(response.headers()["content-type"], "application/octet-stream");
     assert_eq!(response.headers()["x-content-type-options"], "nosniff");
-    assert!(response.headers()["content-security-policy"].to_str().unwrap().contains("sandbox"));
+    assert!(
+        response.headers()["content-security-policy"]
+            .to_str()
+            .unwrap()
+            .contains("sandbox")
+    );
     let (_, archive) = get(&reader, "archive").await;
     let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(&archive[..]));
     let mut entries = tar.entries().unwrap().map(|e| {
@@ -251,13 +438,31 @@ async fn files_go_in_and_come_out() {
         (e.path().unwrap().display().to_string(), text)
     });
     assert!(entries.any(|e| e == ("src/a b.txt".to_owned(), "hello".to_owned())));
-    let (_, diff) = server.tool(&reader, "workspace_diff", json!({ "workspace_id": workspace })).await;
+    let (_, diff) = server
+        .tool(&reader, "workspace_diff", json!({ "workspace_id": workspace }))
+        .await;
     assert!(diff["diff"].as_str().unwrap().contains("+hello"), "{diff}");
-    let delete = server.http.delete(url("files/src/a%20b.txt")).bearer_auth(&writer);
+    let delete = server
+        .http
+        .delete(url("files/src/a%20b.txt"))
+        .bearer_auth(&writer);
     assert_eq!(delete.send().await.unwrap().status(), 200);
     assert_eq!(get(&reader, "files/src/a%20b.txt").await.0, 404);
-    let (_, log) = server.tool(&server.admin, "audit_list", json!({ "action": "workspace_file_put" })).await;
-    assert!(log["entries"].as_array().unwrap().iter().any(|e| e["outcome"] == "ok" && e["project_id"] == json!(project)), "{log}");
+    let (_, log) = server
+        .tool(
+            &server.admin,
+            "audit_list",
+            json!({ "action": "workspace_file_put" }),
+        )
+        .await;
+    assert!(
+        log["entries"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|e| e["outcome"] == "ok" && e["project_id"] == json!(project)),
+        "{log}"
+    );
     server.stop().await;
 }
 
@@ -268,22 +473,51 @@ async fn a_sessions_events_are_replayed_then_live() {
     let session = server.session(&project, None).await;
     let events = server.app.store.events();
     let status = |status| EventBody::Status { status, reason: None };
-    events.append(&session, vec![status(Status::Starting), status(Status::Running)]).await.unwrap();
+    events
+        .append(&session, vec![status(Status::Starting), status(Status::Running)])
+        .await
+        .unwrap();
     let path = format!("/api/sessions/{session}/events");
     let reader = server.token(Scope::Read, Some(&project)).await;
     let mut stream = Events::new(server.get(&path).bearer_auth(&reader).send().await.unwrap());
     for index in 0..2 {
         let frame = stream.next().await.unwrap();
-        assert_eq!((frame.id, &frame.data["index"]), (Some(index.to_string()), &json!(index)));
+        assert_eq!(
+            (frame.id, &frame.data["index"]),
+            (Some(index.to_string()), &json!(index))
+        );
     }
     events.append(&session, vec![status(Status::Idle)]).await.unwrap();
     let live = stream.next().await.unwrap();
-    assert_eq!((live.event.as_deref(), &live.data["status"]), (Some("status"), &json!("idle")));
-    let mut resumed = Events::new(server.get(&path).bearer_auth(&reader).header("last-event-id", "1").send().await.unwrap());
+    assert_eq!(
+        (live.event.as_deref(), &live.data["status"]),
+        (Some("status"), &json!("idle"))
+    );
+    let mut resumed = Events::new(
+        server
+            .get(&path)
+            .bearer_auth(&reader)
+            .header("last-event-id", "1")
+            .send()
+            .await
+            .unwrap(),
+    );
     assert_eq!(resumed.next().await.unwrap().data["index"], 2);
-    let mut since = Events::new(server.get(&format!("{path}?since_index=0")).bearer_auth(&reader).send().await.unwrap());
+    let mut since = Events::new(
+        server
+            .get(&format!("{path}?since_index=0"))
+            .bearer_auth(&reader)
+            .send()
+            .await
+            .unwrap(),
+    );
     assert_eq!(since.next().await.unwrap().data["index"], 1);
-    let bad = server.get(&format!("{path}?since=0")).bearer_auth(&reader).send().await.unwrap();
+    let bad = server
+        .get(&format!("{path}?since=0"))
+        .bearer_auth(&reader)
+        .send()
+        .await
+        .unwrap();
     assert_eq!(bad.status(), 400);
     server.stop().await;
 }
@@ -293,11 +527,23 @@ async fn a_stream_ends_with_its_token() {
     let server = Server::start().await;
     let project = server.project("p").await;
     let session = server.session(&project, None).await;
-    let (_, made) = server.tool(&server.admin, "token_create", json!({ "name": "n", "scope": "read" })).await;
+    let (_, made) = server
+        .tool(
+            &server.admin,
+            "token_create",
+            json!({ "name": "n", "scope": "read" }),
+        )
+        .await;
     let path = format!("/api/sessions/{session}/events");
     let token = made["token"].as_str().unwrap();
     let mut stream = Events::new(server.get(&path).bearer_auth(token).send().await.unwrap());
-    server.tool(&server.admin, "token_revoke", json!({ "token_id": made["token_id"] })).await;
+    server
+        .tool(
+            &server.admin,
+            "token_revoke",
+            json!({ "token_id": made["token_id"] }),
+        )
+        .await;
     assert_eq!(stream.next().await, None);
     server.stop().await;
 }
@@ -306,18 +552,39 @@ async fn a_stream_ends_with_its_token() {
 async fn the_debugger_streams_only_what_a_token_may_see() {
     let server = Server::start().await;
     let (here, there) = (server.project("here").await, server.project("there").await);
-    let (ours, theirs) = (server.session(&here, None).await, server.session(&there, None).await);
+    let (ours, theirs) = (
+        server.session(&here, None).await,
+        server.session(&there, None).await,
+    );
     let reader = server.token(Scope::Read, Some(&here)).await;
     let debugger = server.app.store.debugger();
     for session in [&theirs, &ours] {
         debugger.record(Some(session.clone()), None, DebugBody::TeardownStarted {});
     }
-    let mut stream = Events::new(server.get("/api/debugger").bearer_auth(&reader).send().await.unwrap());
+    let mut stream = Events::new(
+        server
+            .get("/api/debugger")
+            .bearer_auth(&reader)
+            .send()
+            .await
+            .unwrap(),
+    );
     assert_eq!(stream.next().await.unwrap().data["session_id"], json!(ours));
-    let (_, polled) = server.tool(&reader, "debugger_events", json!({ "kinds": ["teardown_started"] })).await;
+    let (_, polled) = server
+        .tool(
+            &reader,
+            "debugger_events",
+            json!({ "kinds": ["teardown_started"] }),
+        )
+        .await;
     assert_eq!(polled["events"].as_array().unwrap().len(), 1, "{polled}");
     assert_eq!(polled["last_index"], polled["events"][0]["index"]);
-    let foreign = server.get(&format!("/api/debugger?session_id={theirs}")).bearer_auth(&reader).send().await.unwrap();
+    let foreign = server
+        .get(&format!("/api/debugger?session_id={theirs}"))
+        .bearer_auth(&reader)
+        .send()
+        .await
+        .unwrap();
     assert_eq!(foreign.status(), 404);
     server.stop().await;
 }
@@ -325,7 +592,13 @@ async fn the_debugger_streams_only_what_a_token_may_see() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn env_is_masked_wherever_it_is_shown() {
     let server = Server::start().await;
-    let (_, project) = server.tool(&server.admin, "project_create", json!({ "name": "p", "env": { "KEY": "hush" } })).await;
+    let (_, project) = server
+        .tool(
+            &server.admin,
+            "project_create",
+            json!({ "name": "p", "env": { "KEY": "hush" } }),
+        )
+        .await;
     let id = &project["project_id"];
     let workspace = json!({ "project_id": id, "env": { "KEY": "hush" } });
     let agent = json!({ "slug": "quiet", "definition": { "name": "Q", "prompt": "p", "env": { "KEY": "hush", "REF": "${env:HOME}" } } });
@@ -344,8 +617,16 @@ async fn env_is_masked_wherever_it_is_shown() {
         assert!(!body.to_string().contains("hush"), "{tool}: {body}");
     }
     // Writing back what was shown keeps the value.
-    let (_, shown) = server.tool(&server.admin, "agent_get", json!({ "slug": "quiet" })).await;
-    server.tool(&server.admin, "agent_put", json!({ "slug": "quiet", "definition": shown["definition"] })).await;
+    let (_, shown) = server
+        .tool(&server.admin, "agent_get", json!({ "slug": "quiet" }))
+        .await;
+    server
+        .tool(
+            &server.admin,
+            "agent_put",
+            json!({ "slug": "quiet", "definition": shown["definition"] }),
+        )
+        .await;
     let kept = server.app.library.agent(&"quiet".parse().unwrap()).unwrap();
     assert_eq!(kept.definition.env["KEY"], "hush");
     server.stop().await;
@@ -355,8 +636,19 @@ async fn env_is_masked_wherever_it_is_shown() {
 async fn metrics_count_what_was_done() {
     let server = Server::start().await;
     server.tool(&server.admin, "project_list", json!({})).await;
-    let text = server.get("/metrics").bearer_auth(&server.admin).send().await.unwrap().text().await.unwrap();
-    assert!(text.contains("oubliette_actions_total{action=\"project_list\",outcome=\"ok\"} 1"), "{text}");
+    let text = server
+        .get("/metrics")
+        .bearer_auth(&server.admin)
+        .send()
+        .await
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
+    assert!(
+        text.contains("oubliette_actions_total{action=\"project_list\",outcome=\"ok\"} 1"),
+        "{text}"
+    );
     server.stop().await;
 }
 
@@ -373,7 +665,13 @@ async fn lists_are_paged() {
             arguments["cursor"] = cursor;
         }
         let (_, page) = server.tool(&server.admin, "project_list", arguments).await;
-        seen.extend(page["projects"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap().to_owned()));
+        seen.extend(
+            page["projects"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|p| p["name"].as_str().unwrap().to_owned()),
+        );
         cursor = page["next_cursor"].clone();
         if cursor.is_null() {
             break;
@@ -381,7 +679,9 @@ async fn lists_are_paged() {
     }
     seen.sort();
     assert_eq!(seen, ["paged 0", "paged 1", "paged 2", "paged 3", "paged 4"]);
-    let (status, _) = server.tool(&server.admin, "project_list", json!({ "cursor": "rubbish" })).await;
+    let (status, _) = server
+        .tool(&server.admin, "project_list", json!({ "cursor": "rubbish" }))
+        .await;
     assert_eq!(status, 400);
     server.stop().await;
 }

@@ -96,8 +96,7 @@ impl Tool for AgentGet {
 
 impl Tool for AgentPut {
     const NAME: &'static str = "agent_put";
-    const DESCRIPTION: &'static str =
-        "Create or replace an agent. Running sessions keep the definition they were built with until they switch.";
+    const DESCRIPTION: &'static str = "Create or replace an agent. Running sessions keep the definition they were built with until they switch.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Set;
     const REACH: Reach = Reach::Server;
@@ -114,7 +113,9 @@ impl Tool for AgentPut {
         {
             shape::unmasked_definition(&mut definition, &before);
         }
-        let entry = library.agent_put(self.slug, definition, self.files.unwrap_or_default()).await?;
+        let entry = library
+            .agent_put(self.slug, definition, self.files.unwrap_or_default())
+            .await?;
         shaped(&entry)
     }
 }

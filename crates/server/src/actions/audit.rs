@@ -53,7 +53,11 @@ impl Tool for AuditList {
             action: self.action,
             outcome: self.outcome,
         };
-        let page = call.app.store.audit_list(filter, fields::page(self.limit, self.cursor)).await?;
+        let page = call
+            .app
+            .store
+            .audit_list(filter, fields::page(self.limit, self.cursor))
+            .await?;
         Ok(shape::list("entries", &page, shape::audit))
     }
 }

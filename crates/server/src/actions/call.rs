@@ -98,7 +98,13 @@ const NOTHING: i64 = i64::MIN;
 
 impl<'a> Call<'a> {
     pub(super) fn new(app: &'a Arc<App>, grant: &'a Grant, origin: &'a Origin) -> Self {
-        Self { app, grant, origin, project: OnceLock::new(), streamed: AtomicI64::new(NOTHING) }
+        Self {
+            app,
+            grant,
+            origin,
+            project: OnceLock::new(),
+            streamed: AtomicI64::new(NOTHING),
+        }
     }
 
     /// An event was streamed while the call runs.
@@ -132,7 +138,10 @@ impl<'a> Call<'a> {
 
     /// The only project this grant sees, for calls that name none.
     pub async fn only_project(&self) -> Result<ProjectRow> {
-        let filter = ProjectFilter { only: self.grant.project().cloned(), ..ProjectFilter::default() };
+        let filter = ProjectFilter {
+            only: self.grant.project().cloned(),
+            ..ProjectFilter::default()
+        };
         let page = self.app.store.project_list(filter, Page::first(2)).await?;
         let more = page.items.len() > 1;
         match page.items.into_iter().next() {
@@ -140,8 +149,12 @@ impl<'a> Call<'a> {
                 self.note_project(&row.project_id);
                 Ok(row)
             }
-            Some(_) => Err(Error::invalid("project_id: there is more than one project; say which")),
-            None => Err(Error::not_found("there is no project yet; project_create makes one")),
+            Some(_) => Err(Error::invalid(
+                "project_id: there is more than one project; say which",
+            )),
+            None => Err(Error::not_found(
+                "there is no project yet; project_create makes one",
+            )),
         }
     }
 

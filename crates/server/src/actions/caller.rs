@@ -27,8 +27,7 @@ pub struct CallerToolResponse {
 
 impl Tool for CallerToolResponse {
     const NAME: &'static str = "caller_tool_response";
-    const DESCRIPTION: &'static str =
-        "Answer a caller_tool_request event with the tool's result or its error. Only the token that lent the tool may.";
+    const DESCRIPTION: &'static str = "Answer a caller_tool_request event with the tool's result or its error. Only the token that lent the tool may.";
     const SCOPE: Scope = Scope::Write;
     const EFFECT: Effect = Effect::Stream;
 
@@ -40,7 +39,15 @@ impl Tool for CallerToolResponse {
     async fn run(self, call: &Call<'_>) -> Result<Value> {
         let sessions = &call.app.sessions;
         let principal = call.grant.principal();
-        sessions.caller_tool_response(principal, &self.session_id, &self.request_id, self.result, self.error).await?;
+        sessions
+            .caller_tool_response(
+                principal,
+                &self.session_id,
+                &self.request_id,
+                self.result,
+                self.error,
+            )
+            .await?;
         Ok(json!({ "resolved": true }))
     }
 }

@@ -36,8 +36,7 @@ pub struct DebuggerEvents {
 
 impl Tool for DebuggerEvents {
     const NAME: &'static str = "debugger_events";
-    const DESCRIPTION: &'static str =
-        "Read what happened behind the scenes: context builds and teardowns, tool calls and blocks, health changes.";
+    const DESCRIPTION: &'static str = "Read what happened behind the scenes: context builds and teardowns, tool calls and blocks, health changes.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
@@ -51,7 +50,12 @@ impl Tool for DebuggerEvents {
             return Err(Error::invalid("wait_ms must be at most 50000"));
         }
         if let Some(id) = &self.session_id {
-            let row = call.app.store.session_get(id).await?.filter(|row| call.grant.principal().sees(&row.project_id));
+            let row = call
+                .app
+                .store
+                .session_get(id)
+                .await?
+                .filter(|row| call.grant.principal().sees(&row.project_id));
             row.ok_or_else(|| Error::not_found(format!("there is no session {id}")))?;
         }
         let filter = DebugFilter {
@@ -64,7 +68,12 @@ impl Tool for DebuggerEvents {
         let log = call.app.store.debugger();
         // What was recorded before the question is in the answer.
         log.flush().await;
-        let poll = log.poll(&filter, since.max(-1), max as usize, Duration::from_millis(wait.into()));
+        let poll = log.poll(
+            &filter,
+            since.max(-1),
+            max as usize,
+            Duration::from_millis(wait.into()),
+        );
         let events = tokio::select! {
             events = poll => events?,
             () = call.origin.gone().cancelled() => return Err(Error::unavailable("the client left")),

@@ -98,7 +98,9 @@ fn schema_of<T: JsonSchema + 'static>() -> &'static Object {
     static MADE: OnceLock<parking_lot::Mutex<std::collections::HashMap<std::any::TypeId, &'static Object>>> =
         OnceLock::new();
     let made = MADE.get_or_init(Default::default);
-    made.lock().entry(std::any::TypeId::of::<T>()).or_insert_with(|| Box::leak(Box::new(make_schema::<T>())))
+    made.lock()
+        .entry(std::any::TypeId::of::<T>())
+        .or_insert_with(|| Box::leak(Box::new(make_schema::<T>())))
 }
 
 fn make_schema<T: JsonSchema>() -> Object {
@@ -114,7 +116,9 @@ fn make_schema<T: JsonSchema>() -> Object {
     object.remove("title");
     object.remove("description");
     object.insert("type".into(), "object".into());
-    object.entry("properties").or_insert_with(|| Value::Object(Object::new()));
+    object
+        .entry("properties")
+        .or_insert_with(|| Value::Object(Object::new()));
     object
 }
 

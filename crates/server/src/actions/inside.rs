@@ -20,9 +20,9 @@ pub async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()
             within_defaults(app, change.sandbox.as_ref(), change.limits.as_ref())?;
             own_project(app, session, change).await
         }
-        Action::WorkspaceCreate(new) if new.source.is_some() => {
-            Err(denied("source: cloning would give a sandbox the server's network"))
-        }
+        Action::WorkspaceCreate(new) if new.source.is_some() => Err(denied(
+            "source: cloning would give a sandbox the server's network",
+        )),
         Action::AgentPut(put) => {
             definition(&put.definition)?;
             let used = Used::of(app, session).await?;
@@ -38,12 +38,16 @@ pub async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()
         Action::SessionSwitchAgent(switch) => {
             let tree = Tree::of(app, session).await?;
             match tree.holds(app, &switch.session_id).await? {
-                true => Err(denied("session_switch_agent of a session of its own tree changes what runs there")),
+                true => Err(denied(
+                    "session_switch_agent of a session of its own tree changes what runs there",
+                )),
                 false => Ok(()),
             }
         }
         Action::ToolCall(call) => above(app, session, &call.session_id, "tool_call").await,
-        Action::ToolServerRestart(restart) => above(app, session, &restart.session_id, "tool_server_restart").await,
+        Action::ToolServerRestart(restart) => {
+            above(app, session, &restart.session_id, "tool_server_restart").await
+        }
         Action::WorkspaceCreate(_)
         | Action::SessionMessage(_)
         | Action::SessionCancel(_)
@@ -74,7 +78,9 @@ pub async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()
 }
 
 fn denied(what: &str) -> Error {
-    Error::permission_denied(format!("{what}; this is not possible from inside a sandbox, whatever the key"))
+    Error::permission_denied(format!(
+        "{what}; this is not possible from inside a sandbox, whatever the key"
+    ))
 }
 
 fn sandbox(given: Option<&project::Sandbox>) -> Result<()> {
@@ -92,7 +98,11 @@ fn sandbox(given: Option<&project::Sandbox>) -> Result<()> {
 }
 
 /// Even an admin's key stays within what the server gives everyone.
-fn within_defaults(app: &App, sandbox: Option<&project::Sandbox>, limits: Option<&project::Limits>) -> Result<()> {
+fn within_defaults(
+    app: &App,
+    sandbox: Option<&project::Sandbox>,
+    limits: Option<&project::Limits>,
+) -> Result<()> {
     let config = &app.config;
     let above = |field: &str| Err(denied(&format!("{field} is above the server's default")));
     if let Some(given) = sandbox {
@@ -114,7 +124,10 @@ fn within_defaults(app: &App, sandbox: Option<&project::Sandbox>, limits: Option
         if given.max_depth.is_some_and(|n| n > config.session.max_depth) {
             return above("limits.max_depth");
         }
-        if given.max_sessions.is_some_and(|n| n > config.session.max_sessions) {
+        if given
+            .max_sessions
+            .is_some_and(|n| n > config.session.max_sessions)
+        {
             return above("limits.max_sessions");
         }
     }
@@ -123,12 +136,16 @@ fn within_defaults(app: &App, sandbox: Option<&project::Sandbox>, limits: Option
 
 /// In its own project an agent may not raise its bounds, its key or its default agent either.
 async fn own_project(app: &App, session: &SessionId, change: &project::ProjectUpdate) -> Result<()> {
-    let Some(row) = app.store.session_get(session).await? else { return Ok(()) };
+    let Some(row) = app.store.session_get(session).await? else {
+        return Ok(());
+    };
     if row.project_id != change.project_id {
         return Ok(());
     }
     let own = |field: &str, set: bool| match set {
-        true => Err(denied(&format!("{field} of its own project bounds what a session may do"))),
+        true => Err(denied(&format!(
+            "{field} of its own project bounds what a session may do"
+        ))),
         false => Ok(()),
     };
     own("sandbox", change.sandbox.is_some())?;
@@ -149,8 +166,15 @@ fn definition(definition: &Value) -> Result<()> {
     if network.into_iter().flatten().any(|n| n != "none") {
         return Err(denied("network opens a sandbox"));
     }
-    let shown = [definition.get("read_only"), definition.pointer("/runtime/read_only")];
-    if shown.into_iter().flatten().any(|paths| paths.as_array().is_none_or(|p| !p.is_empty())) {
+    let shown = [
+        definition.get("read_only"),
+        definition.pointer("/runtime/read_only"),
+    ];
+    if shown
+        .into_iter()
+        .flatten()
+        .any(|paths| paths.as_array().is_none_or(|p| !p.is_empty()))
+    {
         return Err(denied("read_only shows a sandbox the host's files"));
     }
     Ok(())
@@ -163,7 +187,9 @@ struct Tree {
 
 impl Tree {
     async fn of(app: &App, session: &SessionId) -> Result<Self> {
-        Ok(Self { root: app.store.session_get(session).await?.map(|row| row.root_id) })
+        Ok(Self {
+            root: app.store.session_get(session).await?.map(|row| row.root_id),
+        })
     }
 
     async fn holds(&self, app: &App, other: &SessionId) -> Result<bool> {
@@ -174,10 +200,16 @@ impl Tree {
 
 /// A session may not act through the tools of one that stands above it.
 async fn above(app: &App, session: &SessionId, target: &SessionId, what: &str) -> Result<()> {
-    let mut next = app.store.session_get(session).await?.and_then(|row| row.parent_id);
+    let mut next = app
+        .store
+        .session_get(session)
+        .await?
+        .and_then(|row| row.parent_id);
     while let Some(id) = next {
         if id == *target {
-            return Err(denied(&format!("{what} in a session above its own lends it that session's tools")));
+            return Err(denied(&format!(
+                "{what} in a session above its own lends it that session's tools"
+            )));
         }
         next = app.store.session_get(&id).await?.and_then(|row| row.parent_id);
     }
@@ -197,7 +229,9 @@ impl Used {
         let mut used = Self::default();
         let mut next = Some(session.clone());
         while let Some(id) = next {
-            let Some(row) = app.store.session_get(&id).await? else { break };
+            let Some(row) = app.store.session_get(&id).await? else {
+                break;
+            };
             if let Ok(entry) = app.library.agent(&row.agent) {
                 used.take(&entry.definition);
                 // What it may start counts as its own: children inherit its reach.
@@ -220,14 +254,18 @@ impl Used {
 
     fn agent(&self, slug: &Slug) -> Result<()> {
         match self.agents.contains(slug) {
-            true => Err(denied(&format!("agent {slug} is what this session or one above it runs"))),
+            true => Err(denied(&format!(
+                "agent {slug} is what this session or one above it runs"
+            ))),
             false => Ok(()),
         }
     }
 
     fn tool(&self, id: &CatalogId) -> Result<()> {
         match self.tools.contains(id) {
-            true => Err(denied(&format!("catalog entry {id} is what this session or one above it uses"))),
+            true => Err(denied(&format!(
+                "catalog entry {id} is what this session or one above it uses"
+            ))),
             false => Ok(()),
         }
     }

@@ -16,7 +16,10 @@ pub mod fields;
 pub mod inside;
 pub mod shape;
 
-use std::{borrow::Cow, sync::{Arc, OnceLock}};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
 
 use oubliette_protocol::{Error, Object, Result, tool::ToolSpec};
 use oubliette_store::AuditEntry;
@@ -84,7 +87,10 @@ pub fn find(name: &str) -> Option<&'static Definition> {
 
 /// No such action.
 pub fn unknown(name: &str) -> Error {
-    Error::not_found(format!("there is no tool {}", oubliette_protocol::id::quoted(name)))
+    Error::not_found(format!(
+        "there is no tool {}",
+        oubliette_protocol::id::quoted(name)
+    ))
 }
 
 /// Whether a grant may perform an action at all. What it acts on is the handler's to check.
@@ -98,7 +104,9 @@ pub fn permits(grant: &Grant, definition: &Definition) -> Result<()> {
 
 /// What a grant is shown: just what it may perform.
 pub fn visible(grant: &Grant) -> impl Iterator<Item = &'static Definition> {
-    all().iter().filter(|definition| permits(grant, definition).is_ok())
+    all()
+        .iter()
+        .filter(|definition| permits(grant, definition).is_ok())
 }
 
 /// The same as tools, for the relay socket.
@@ -139,7 +147,11 @@ pub async fn perform(
         action.run(&call).await
     }
     .await;
-    app.metrics.action(definition.name, outcome.as_ref().err().map(|e| e.code), started.elapsed());
+    app.metrics.action(
+        definition.name,
+        outcome.as_ref().err().map(|e| e.code),
+        started.elapsed(),
+    );
     if let Err(error) = &outcome {
         log(definition.name, grant, error);
     }
@@ -161,7 +173,12 @@ pub async fn perform(
     outcome
 }
 
-fn entry(call: &Call<'_>, definition: &Definition, target: Option<String>, error: Option<&Error>) -> AuditEntry {
+fn entry(
+    call: &Call<'_>,
+    definition: &Definition,
+    target: Option<String>,
+    error: Option<&Error>,
+) -> AuditEntry {
     AuditEntry {
         token_id: call.grant.token_id().cloned(),
         session_id: call.origin.session().cloned(),
@@ -181,8 +198,9 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send
 fn log(action: &str, grant: &Grant, error: &Error) {
     let token = grant.token_id().map(tracing::field::display);
     match &error.log {
-        Some(_) => tracing::error!(action, token, code = %error.code, error = %error.for_log(), "action failed"),
+        Some(_) => {
+            tracing::error!(action, token, code = %error.code, error = %error.for_log(), "action failed")
+        }
         None => tracing::debug!(action, token, code = %error.code, error = %error.message, "action refused"),
     }
 }
-

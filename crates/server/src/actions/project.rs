@@ -279,15 +279,32 @@ impl Sandbox {
             }
         }
         let numbers = [
-            ("memory_mb", self.memory_mb.map(|n| n as f64), config.sandbox.memory_mb as f64, 16.0),
+            (
+                "memory_mb",
+                self.memory_mb.map(|n| n as f64),
+                config.sandbox.memory_mb as f64,
+                16.0,
+            ),
             ("cpus", self.cpus, config.sandbox.cpus, 0.01),
-            ("pids", self.pids.map(|n| n as f64), config.sandbox.pids as f64, 8.0),
-            ("workspace_mb", self.workspace_mb.map(|n| n as f64), config.sandbox.workspace_mb as f64, 1.0),
+            (
+                "pids",
+                self.pids.map(|n| n as f64),
+                config.sandbox.pids as f64,
+                8.0,
+            ),
+            (
+                "workspace_mb",
+                self.workspace_mb.map(|n| n as f64),
+                config.sandbox.workspace_mb as f64,
+                1.0,
+            ),
         ];
         for (field, given, default, least) in numbers {
             let Some(given) = given else { continue };
             if !(given.is_finite() && (least..=1e9).contains(&given)) {
-                return Err(Error::invalid(format!("sandbox.{field} must be at least {least}")));
+                return Err(Error::invalid(format!(
+                    "sandbox.{field} must be at least {least}"
+                )));
             }
             if given > default {
                 admin(&format!("{field} above the server's default of {default}"))?;
@@ -352,8 +369,15 @@ impl Tool for ProjectList {
     const EFFECT: Effect = Effect::Read;
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
-        let filter = ProjectFilter { only: call.grant.project().cloned(), name_contains: self.name_contains };
-        let page = call.app.store.project_list(filter, fields::page(self.limit, self.cursor)).await?;
+        let filter = ProjectFilter {
+            only: call.grant.project().cloned(),
+            name_contains: self.name_contains,
+        };
+        let page = call
+            .app
+            .store
+            .project_list(filter, fields::page(self.limit, self.cursor))
+            .await?;
         Ok(shape::list("projects", &page, shape::project))
     }
 }
@@ -394,7 +418,10 @@ impl Tool for ProjectDelete {
         // no project without its files.
         app.store.project_delete(&row.project_id).await?;
         loop {
-            let filter = TokenFilter { project: Some(row.project_id.clone()), ..TokenFilter::default() };
+            let filter = TokenFilter {
+                project: Some(row.project_id.clone()),
+                ..TokenFilter::default()
+            };
             let tokens = app.store.token_list(filter, Page::first(1000)).await?;
             if tokens.items.is_empty() {
                 break;

@@ -3,8 +3,12 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
-use oubliette_protocol::{Error, ProjectId, Result, Scope, SessionId, Slug, WorkspaceId, caller, event::Status};
-use oubliette_session::{Asker, Children, EventsQuery, Kind, ListQuery, MessageRequest, Wait, WorkspaceChoice};
+use oubliette_protocol::{
+    Error, ProjectId, Result, Scope, SessionId, Slug, WorkspaceId, caller, event::Status,
+};
+use oubliette_session::{
+    Asker, Children, EventsQuery, Kind, ListQuery, MessageRequest, Wait, WorkspaceChoice,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -176,7 +180,11 @@ impl Tool for SessionMessage {
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
         let app = call.app;
-        let wait = if self.wait == Some(true) { Wait::ForTurn } else { Wait::No };
+        let wait = if self.wait == Some(true) {
+            Wait::ForTurn
+        } else {
+            Wait::No
+        };
         let workspace = match (self.workspace_id, self.create_workspace == Some(true)) {
             (Some(_), true) => {
                 return Err(Error::invalid("give workspace_id or create_workspace, not both"));
@@ -239,13 +247,17 @@ impl Streamed<'_> {
     /// client lets go of a wait.
     async fn run(self, session: oneshot::Receiver<SessionId>) {
         let call = self.call;
-        let Ok(session) = session.await else { return std::future::pending().await };
+        let Ok(session) = session.await else {
+            return std::future::pending().await;
+        };
         call.hear(&session, self.since);
         if self.wait == Wait::No {
             return std::future::pending().await;
         }
         let stream = async {
-            let Some(sink) = call.sink() else { return std::future::pending().await };
+            let Some(sink) = call.sink() else {
+                return std::future::pending().await;
+            };
             let mut events = call.app.store.events().follow(&session, self.since);
             while let Some(Ok(event)) = events.next().await {
                 sink.event(&event).await;
@@ -281,7 +293,12 @@ impl Tool for SessionCancel {
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
-        shaped(call.app.sessions.cancel(call.grant.principal(), &self.session_id).await?)
+        shaped(
+            call.app
+                .sessions
+                .cancel(call.grant.principal(), &self.session_id)
+                .await?,
+        )
     }
 }
 
@@ -297,7 +314,12 @@ impl Tool for SessionEnd {
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
-        shaped(call.app.sessions.end(call.grant.principal(), &self.session_id).await?)
+        shaped(
+            call.app
+                .sessions
+                .end(call.grant.principal(), &self.session_id)
+                .await?,
+        )
     }
 }
 
@@ -308,7 +330,12 @@ impl Tool for SessionGet {
     const EFFECT: Effect = Effect::Read;
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
-        shaped(call.app.sessions.get(call.grant.principal(), &self.session_id).await?)
+        shaped(
+            call.app
+                .sessions
+                .get(call.grant.principal(), &self.session_id)
+                .await?,
+        )
     }
 }
 
@@ -319,8 +346,12 @@ impl Tool for SessionList {
     const EFFECT: Effect = Effect::Read;
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
-        let query =
-            ListQuery { project_id: self.project_id, status: self.status, limit: self.limit, cursor: self.cursor };
+        let query = ListQuery {
+            project_id: self.project_id,
+            status: self.status,
+            limit: self.limit,
+            cursor: self.cursor,
+        };
         shaped(call.app.sessions.list(call.grant.principal(), query).await?)
     }
 }
@@ -338,15 +369,26 @@ impl Tool for SessionEvents {
             since_index: self.since_index.unwrap_or(-1),
             max_events: self.max_events.unwrap_or(100) as usize,
             wait: Duration::from_millis(self.wait_ms.unwrap_or(0).into()),
-            children: if self.include_children == Some(true) { Children::Included } else { Children::Hidden },
+            children: if self.include_children == Some(true) {
+                Children::Included
+            } else {
+                Children::Hidden
+            },
         };
         let held = match call.origin {
-            Origin::Outside(_) => {
-                Some(Held::request(call.app, call.grant, &query.session_id, call.mcp_session(), Kind::Poll))
-            }
+            Origin::Outside(_) => Some(Held::request(
+                call.app,
+                call.grant,
+                &query.session_id,
+                call.mcp_session(),
+                Kind::Poll,
+            )),
             Origin::Inside(_) => None,
         };
-        let at_once = EventsQuery { wait: Duration::ZERO, ..query.clone() };
+        let at_once = EventsQuery {
+            wait: Duration::ZERO,
+            ..query.clone()
+        };
         let reply = tokio::select! {
             reply = call.app.sessions.events(call.grant.principal(), query) => reply,
             // A server that stops answers its polls with what there is.
@@ -381,7 +423,11 @@ impl Tool for SessionSwitchAgent {
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
-        let switched = call.app.sessions.switch_agent(call.grant.principal(), &self.session_id, &self.agent).await?;
+        let switched = call
+            .app
+            .sessions
+            .switch_agent(call.grant.principal(), &self.session_id, &self.agent)
+            .await?;
         shaped(switched)
     }
 }

@@ -9,7 +9,10 @@ use super::fields::MASK;
 
 /// An environment without its values.
 pub fn masked(env: &IndexMap<String, String>) -> Value {
-    env.keys().map(|name| (name.clone(), Value::from(MASK))).collect::<Object>().into()
+    env.keys()
+        .map(|name| (name.clone(), Value::from(MASK)))
+        .collect::<Object>()
+        .into()
 }
 
 /// A project.
@@ -75,7 +78,8 @@ pub fn token(row: &TokenRow) -> Value {
 /// An entry of the audit log.
 pub fn audit(row: &AuditRow) -> Value {
     let entry = &row.entry;
-    let mut shape = json!({ "index": row.index, "ts": row.ts, "action": entry.action, "outcome": entry.outcome });
+    let mut shape =
+        json!({ "index": row.index, "ts": row.ts, "action": entry.action, "outcome": entry.outcome });
     for (field, value) in [
         ("token_id", entry.token_id.as_ref().map(|v| json!(v))),
         ("session_id", entry.session_id.as_ref().map(|v| json!(v))),
@@ -92,7 +96,11 @@ pub fn audit(row: &AuditRow) -> Value {
 
 /// `{<field>: [...], next_cursor?}`.
 pub fn list<T>(field: &str, page: &Paged<T>, shape: impl Fn(&T) -> Value) -> Value {
-    listed(field, page.items.iter().map(shape).collect(), page.next_cursor.clone())
+    listed(
+        field,
+        page.items.iter().map(shape).collect(),
+        page.next_cursor.clone(),
+    )
 }
 
 /// The same, already shaped.
@@ -120,7 +128,9 @@ fn mask(value: &mut Value) {
             for (key, inner) in object.iter_mut() {
                 match inner {
                     Value::Object(map) if SECRET_MAPS.contains(&key.as_str()) => {
-                        map.values_mut().filter(|v| !is_reference(v)).for_each(|v| *v = MASK.into());
+                        map.values_mut()
+                            .filter(|v| !is_reference(v))
+                            .for_each(|v| *v = MASK.into());
                     }
                     _ => mask(inner),
                 }
@@ -133,12 +143,16 @@ fn mask(value: &mut Value) {
 
 fn is_reference(value: &Value) -> bool {
     let text = value.as_str().unwrap_or_default();
-    text.strip_prefix("${env:").and_then(|t| t.strip_suffix('}')).is_some_and(|name| !name.contains(['$', '}']))
+    text.strip_prefix("${env:")
+        .and_then(|t| t.strip_suffix('}'))
+        .is_some_and(|name| !name.contains(['$', '}']))
 }
 
 /// Puts back what a masked definition hides, from the definition before it.
 pub fn unmasked_definition(given: &mut Value, before: &Value) {
-    let (Value::Object(given), Value::Object(before)) = (given, before) else { return };
+    let (Value::Object(given), Value::Object(before)) = (given, before) else {
+        return;
+    };
     for (key, inner) in given.iter_mut() {
         let Some(old) = before.get(key) else { continue };
         match (inner, old) {

@@ -52,8 +52,7 @@ pub struct TokenRevoke {
 
 impl Tool for TokenCreate {
     const NAME: &'static str = "token_create";
-    const DESCRIPTION: &'static str =
-        "Create a token. It is shown once, in this answer. It never reaches further than the token that made it.";
+    const DESCRIPTION: &'static str = "Create a token. It is shown once, in this answer. It never reaches further than the token that made it.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Write;
 
@@ -76,7 +75,8 @@ impl Tool for TokenCreate {
                 return Err(Error::invalid("expires_in must be longer than nothing"));
             }
             Some(Span(span)) => {
-                let far = |_| Error::invalid("expires_in is too far away; leave it out for a token without end");
+                let far =
+                    |_| Error::invalid("expires_in is too far away; leave it out for a token without end");
                 Some(oubliette_store::now().checked_add(span).map_err(far)?)
             }
         };
@@ -115,15 +115,23 @@ impl Tool for TokenList {
             call.project(id).await?;
         }
         let project = self.project_id.or_else(|| call.grant.project().cloned());
-        let filter = TokenFilter { project, ..TokenFilter::default() };
-        let page = call.app.store.token_list(filter, fields::page(self.limit, self.cursor)).await?;
+        let filter = TokenFilter {
+            project,
+            ..TokenFilter::default()
+        };
+        let page = call
+            .app
+            .store
+            .token_list(filter, fields::page(self.limit, self.cursor))
+            .await?;
         Ok(shape::list("tokens", &page, shape::token))
     }
 }
 
 impl Tool for TokenRevoke {
     const NAME: &'static str = "token_revoke";
-    const DESCRIPTION: &'static str = "Revoke a token, at once: its next request is refused and its streams end.";
+    const DESCRIPTION: &'static str =
+        "Revoke a token, at once: its next request is refused and its streams end.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Delete;
 
@@ -133,7 +141,12 @@ impl Tool for TokenRevoke {
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
         let missing = || Error::not_found(format!("there is no token {}", self.token_id));
-        let row = call.app.store.token_get(&self.token_id).await?.ok_or_else(missing)?;
+        let row = call
+            .app
+            .store
+            .token_get(&self.token_id)
+            .await?
+            .ok_or_else(missing)?;
         // A bound token sees the tokens of its project alone: not even that others exist.
         if call.grant.project().is_some() && row.project_id.as_ref() != call.grant.project() {
             return Err(missing());

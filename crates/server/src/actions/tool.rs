@@ -48,18 +48,27 @@ pub struct ToolServerRestart {
 
 impl Tool for ToolListing {
     const NAME: &'static str = "tool_list";
-    const DESCRIPTION: &'static str =
-        "List a session's or an agent's tools: names, source, whether allowed and available and why, and every tool server's light.";
+    const DESCRIPTION: &'static str = "List a session's or an agent's tools: names, source, whether allowed and available and why, and every tool server's light.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
         let list = match (&self.session_id, &self.agent) {
-            (Some(session), None) => call.app.sessions.tool_list(call.grant.principal(), session).await?,
+            (Some(session), None) => {
+                call.app
+                    .sessions
+                    .tool_list(call.grant.principal(), session)
+                    .await?
+            }
             (None, Some(agent)) => {
                 let entry = call.app.library.agent(agent)?;
                 let catalog = call.app.library.catalog();
-                let uses = entry.definition.tools.uses.iter().filter_map(|id| catalog.get(id));
+                let uses = entry
+                    .definition
+                    .tools
+                    .uses
+                    .iter()
+                    .filter_map(|id| catalog.get(id));
                 let tools: Vec<_> = uses.map(|tool| tool.definition.clone()).collect();
                 preview(&entry.definition, &tools)
             }
@@ -89,7 +98,15 @@ impl Tool for ToolCall {
             turn: call.app.sessions.current_turn(&self.session_id),
         };
         let sessions = &call.app.sessions;
-        let result = sessions.tool_call(call.grant.principal(), &self.session_id, self.tool, arguments, context).await?;
+        let result = sessions
+            .tool_call(
+                call.grant.principal(),
+                &self.session_id,
+                self.tool,
+                arguments,
+                context,
+            )
+            .await?;
         serde_json::to_value(result).map_err(Error::internal)
     }
 }
@@ -105,7 +122,10 @@ impl Tool for ToolServerRestart {
     }
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
-        call.app.sessions.tool_server_restart(call.grant.principal(), &self.session_id, &self.server).await?;
+        call.app
+            .sessions
+            .tool_server_restart(call.grant.principal(), &self.session_id, &self.server)
+            .await?;
         Ok(json!({ "session_id": self.session_id, "server": self.server, "restarted": true }))
     }
 }

@@ -90,7 +90,11 @@ impl Tool for WorkspaceCreate {
         };
         let env = fields::env(self.env.unwrap_or_default(), &IndexMap::new())?;
         let origin = match &self.source {
-            Some(source) => Some(git::Origin::check(&source.git, source.reference.as_deref(), &app.config.trust)?),
+            Some(source) => Some(git::Origin::check(
+                &source.git,
+                source.reference.as_deref(),
+                &app.config.trust,
+            )?),
             None => None,
         };
         let row = WorkspaceRow {
@@ -98,7 +102,10 @@ impl Tool for WorkspaceCreate {
             project_id: project.project_id.clone(),
             name,
             env,
-            source: self.source.as_ref().map(|s| json!({ "git": git::without_password(&s.git), "ref": s.reference })),
+            source: self
+                .source
+                .as_ref()
+                .map(|s| json!({ "git": git::without_password(&s.git), "ref": s.reference })),
             created_at: oubliette_store::now(),
         };
         let made = async {
@@ -127,7 +134,9 @@ impl Tool for WorkspaceList {
         };
         let page = fields::page(self.limit, self.cursor);
         let page = call.app.store.workspace_list(&project.project_id, page).await?;
-        Ok(shape::list("workspaces", &page, |row| shape::workspace(row, &project.default_workspace)))
+        Ok(shape::list("workspaces", &page, |row| {
+            shape::workspace(row, &project.default_workspace)
+        }))
     }
 }
 
@@ -151,11 +160,23 @@ impl Tool for WorkspaceDelete {
                 "this is its project's default workspace, which stays as long as the project does",
             ));
         }
-        let filter =
-            SessionFilter { project: Some(row.project_id.clone()), active_only: true, ..SessionFilter::default() };
+        let filter = SessionFilter {
+            project: Some(row.project_id.clone()),
+            active_only: true,
+            ..SessionFilter::default()
+        };
         let mut cursor = None;
         loop {
-            let page = app.store.session_list(filter.clone(), Page { limit: Some(1000), cursor }).await?;
+            let page = app
+                .store
+                .session_list(
+                    filter.clone(),
+                    Page {
+                        limit: Some(1000),
+                        cursor,
+                    },
+                )
+                .await?;
             if let Some(user) = page.items.iter().find(|s| s.workspace_id == row.workspace_id) {
                 return Err(Error::conflict(format!(
                     "session {} is working in this workspace; end it first with session_end",

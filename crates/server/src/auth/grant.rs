@@ -25,7 +25,11 @@ pub enum Via {
 
 impl Grant {
     pub(super) fn new(principal: Principal, expires_at: Option<Timestamp>, via: Via) -> Self {
-        Self { principal, expires_at, via }
+        Self {
+            principal,
+            expires_at,
+            via,
+        }
     }
 
     /// Who acts, as plain data.

@@ -1,6 +1,10 @@
 //! How often: requests of a token, failed logins of an address.
 
-use std::{collections::HashMap, hash::Hash, time::{Duration, Instant}};
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 
@@ -24,7 +28,11 @@ const SWEEP_AT: usize = 4096;
 impl<K: Hash + Eq + Clone> Buckets<K> {
     /// Buckets of `burst`, filled at `per_second`.
     pub fn new(per_second: f64, burst: f64) -> Self {
-        Self { per_second, burst, levels: Mutex::new(HashMap::new()) }
+        Self {
+            per_second,
+            burst,
+            levels: Mutex::new(HashMap::new()),
+        }
     }
 
     /// Takes one, or says how long until there is one.
@@ -37,10 +45,16 @@ impl<K: Hash + Eq + Clone> Buckets<K> {
         // Looked up by reference first: the common case must not allocate a key.
         let level = match levels.get_mut(key) {
             Some(level) => level,
-            None => levels.entry(key.clone()).or_insert(Level { left: self.burst, at: now }),
+            None => levels.entry(key.clone()).or_insert(Level {
+                left: self.burst,
+                at: now,
+            }),
         };
         let gained = now.saturating_duration_since(level.at).as_secs_f64() * self.per_second;
-        *level = Level { left: (level.left + gained).min(self.burst), at: now };
+        *level = Level {
+            left: (level.left + gained).min(self.burst),
+            at: now,
+        };
         if level.left >= 1.0 {
             level.left -= 1.0;
             return Ok(());
@@ -51,7 +65,9 @@ impl<K: Hash + Eq + Clone> Buckets<K> {
     /// Whether one could be taken; takes none.
     pub fn peek(&self, key: &K, now: Instant) -> Result<(), Duration> {
         let levels = self.levels.lock();
-        let Some(level) = levels.get(key) else { return Ok(()) };
+        let Some(level) = levels.get(key) else {
+            return Ok(());
+        };
         let gained = now.saturating_duration_since(level.at).as_secs_f64() * self.per_second;
         let left = (level.left + gained).min(self.burst);
         match left >= 1.0 {
@@ -73,7 +89,10 @@ mod tests {
             assert!(buckets.take(&"a", start).is_ok());
         }
         let wait = buckets.take(&"a", start).unwrap_err();
-        assert!(wait > Duration::ZERO && wait <= Duration::from_millis(100), "{wait:?}");
+        assert!(
+            wait > Duration::ZERO && wait <= Duration::from_millis(100),
+            "{wait:?}"
+        );
         assert!(buckets.take(&"b", start).is_ok(), "another key is not held up");
         assert!(buckets.peek(&"a", start).is_err());
         assert!(buckets.take(&"a", start + wait).is_ok());

@@ -8,7 +8,12 @@ mod grant;
 pub mod limit;
 pub mod secret;
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc, time::{Duration, Instant}};
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use jiff::Timestamp;
 use oubliette_protocol::{Error, Principal, ProjectId, Result, Scope, SessionId, TokenId};
@@ -88,7 +93,9 @@ impl Auth {
     pub async fn cookie(&self, text: &str) -> Result<Grant> {
         let key = secret::hash(text);
         let found = self.cookies.lock().get(&key).cloned();
-        let found = found.filter(|c| c.since.elapsed() < COOKIE_LIFE).ok_or_else(logged_out)?;
+        let found = found
+            .filter(|c| c.since.elapsed() < COOKIE_LIFE)
+            .ok_or_else(logged_out)?;
         let row = self.store.token_get(&found.token_id).await?;
         grant(row, Via::Cookie).inspect_err(|_| {
             self.cookies.lock().remove(&key);
@@ -106,7 +113,9 @@ impl Auth {
                 return Err(LoginError::Refused(error));
             }
         };
-        let Some(token_id) = grant.token_id().cloned() else { return Err(LoginError::Refused(refused())) };
+        let Some(token_id) = grant.token_id().cloned() else {
+            return Err(LoginError::Refused(refused()));
+        };
         let (cookie, key) = secret::cookie();
         let mut cookies = self.cookies.lock();
         if cookies.len() >= MOST_COOKIES
@@ -170,18 +179,26 @@ impl Auth {
     pub async fn base(&self, session: &SessionId) -> Result<Grant> {
         let row = self.store.session_get(session).await?;
         let row = row.ok_or_else(|| Error::unavailable("this session is no longer there"))?;
-        let principal = Principal { token_id: None, scope: Scope::Write, project: Some(row.project_id) };
+        let principal = Principal {
+            token_id: None,
+            scope: Scope::Write,
+            project: Some(row.project_id),
+        };
         Ok(Grant::new(principal, None, Via::Token))
     }
 
     /// Ends when the grant does: revoked, expired, or its token deleted. A stream that outlives the
     /// request it began with waits for this beside its events.
     pub async fn ended(&self, grant: &Grant) {
-        let Some(token_id) = grant.token_id() else { return std::future::pending().await };
+        let Some(token_id) = grant.token_id() else {
+            return std::future::pending().await;
+        };
         let mut revocations = self.revocations.subscribe();
         loop {
             let left = grant.expires_at().map_or(RECHECK, |at| {
-                Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(RECHECK)
+                Duration::try_from(at.duration_since(Timestamp::now()))
+                    .unwrap_or(Duration::ZERO)
+                    .min(RECHECK)
             });
             // Also now and then without being told: a session's own token is ended in the store.
             let _ = tokio::time::timeout(left, revocations.changed()).await;
@@ -209,7 +226,11 @@ fn alive(row: &TokenRow) -> bool {
 
 fn grant(row: Option<TokenRow>, via: Via) -> Result<Grant> {
     let row = row.filter(alive).ok_or_else(refused)?;
-    let principal = Principal { token_id: Some(row.token_id), scope: row.scope, project: row.project_id };
+    let principal = Principal {
+        token_id: Some(row.token_id),
+        scope: row.scope,
+        project: row.project_id,
+    };
     Ok(Grant::new(principal, row.expires_at, via))
 }
 

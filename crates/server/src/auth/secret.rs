@@ -38,9 +38,13 @@ pub fn hash(text: &str) -> Hash {
 
 /// Whether a text could be a token at all.
 pub fn looks_like_token(text: &str) -> bool {
-    let Some(rest) = text.strip_prefix(PREFIX) else { return false };
+    let Some(rest) = text.strip_prefix(PREFIX) else {
+        return false;
+    };
     (43..=128).contains(&rest.len())
-        && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        && rest
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
 #[cfg(test)]

@@ -2,7 +2,11 @@
 
 pub mod raw;
 
-use std::{net::SocketAddr, path::{Path, PathBuf}, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use oubliette_egress::{AuthStyle, Provider};
 use oubliette_protocol::{CatalogId, Error, Result, agent::env_name, duration::Span};
@@ -53,6 +57,8 @@ pub struct Config {
     pub log: LogConfig,
     /// `[otlp] endpoint`.
     pub otlp: Option<String>,
+    /// Whether the conformance suite's tools are served. No file says so: see `doors::mcp::fixtures`.
+    pub test_fixtures: bool,
 }
 
 /// Certificate and key files.
@@ -172,20 +178,27 @@ impl Config {
             _ => return Err(at("server.tls_cert", "tls_cert and tls_key come together")),
         };
         let rate = match server.rate_limit {
-            None => Rate { per_second: 10_000, burst: 20_000 },
+            None => Rate {
+                per_second: 10_000,
+                burst: 20_000,
+            },
             Some(r) if r.per_second == 0 || r.burst == Some(0) => {
                 return Err(at("server.rate_limit", "per_second and burst must be at least 1"));
             }
-            Some(r) => {
-                Rate { per_second: r.per_second, burst: r.burst.unwrap_or(r.per_second.saturating_mul(2)) }
-            }
+            Some(r) => Rate {
+                per_second: r.per_second,
+                burst: r.burst.unwrap_or(r.per_second.saturating_mul(2)),
+            },
         };
         for name in &raw.trust.env {
             env_name(name).map_err(|why| at("trust.env", format!("{name:?}: {why}")))?;
         }
         for path in &raw.trust.read_only {
             if !path.is_absolute() {
-                return Err(at("trust.read_only", format!("{} is not an absolute path", path.display())));
+                return Err(at(
+                    "trust.read_only",
+                    format!("{} is not an absolute path", path.display()),
+                ));
             }
         }
         let sandbox = sandbox(raw.sandbox)?;
@@ -200,7 +213,11 @@ impl Config {
         };
         Ok(Self {
             listen,
-            allowed_hosts: server.allowed_hosts.iter().map(|h| h.to_ascii_lowercase()).collect(),
+            allowed_hosts: server
+                .allowed_hosts
+                .iter()
+                .map(|h| h.to_ascii_lowercase())
+                .collect(),
             tls,
             rate,
             mcp_session_idle: span(server.mcp_session_idle, 3_600_000),
@@ -225,8 +242,12 @@ impl Config {
                 max_depth: raw.session.max_depth.unwrap_or(3),
                 max_sessions: raw.session.max_sessions.unwrap_or(50),
             },
-            log: LogConfig { level: raw.log.level.unwrap_or_else(|| "info".into()), format },
+            log: LogConfig {
+                level: raw.log.level.unwrap_or_else(|| "info".into()),
+                format,
+            },
             otlp: raw.otlp.endpoint,
+            test_fixtures: false,
         })
     }
 }
@@ -234,7 +255,11 @@ impl Config {
 impl Config {
     /// What sessions need of it.
     pub fn sessions(&self) -> SessionConfig {
-        let rules = Rules { timeout: self.relay.caller_timeout, grace: self.relay.reconnect_grace, ..Rules::default() };
+        let rules = Rules {
+            timeout: self.relay.caller_timeout,
+            grace: self.relay.reconnect_grace,
+            ..Rules::default()
+        };
         SessionConfig {
             relay: rules,
             drain_timeout: self.drain_timeout,
@@ -271,7 +296,9 @@ impl TrustConfig {
 /// `ADDR:PORT`, also `:8080` and `localhost:8080`.
 pub fn parse_listen(text: &str) -> Result<SocketAddr> {
     let bad = || {
-        Error::invalid(format!("{text:?} is not an address to listen on: use one like \"127.0.0.1:8080\""))
+        Error::invalid(format!(
+            "{text:?} is not an address to listen on: use one like \"127.0.0.1:8080\""
+        ))
     };
     let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
     let port: u16 = port.parse().map_err(|_| bad())?;
@@ -292,7 +319,10 @@ fn span(given: Option<Span>, default_ms: u64) -> Duration {
 fn sandbox(raw: raw::RawSandbox) -> Result<SandboxConfig> {
     let driver = raw.driver.unwrap_or_else(|| "local".into());
     if driver != "local" {
-        return Err(at("sandbox.driver", format!("{driver:?} is not a driver here: use \"local\"")));
+        return Err(at(
+            "sandbox.driver",
+            format!("{driver:?} is not a driver here: use \"local\""),
+        ));
     }
     let minimum = match raw.minimum.as_deref() {
         None | Some("namespaces") => Level::Namespaces,
@@ -336,7 +366,12 @@ fn provider(name: &str, raw: raw::RawProvider, env: Env<'_>) -> Result<Provider>
             ));
         }
     };
-    provider.api_key = raw.api_key_env.as_deref().and_then(env).filter(|k| !k.is_empty()).map(SecretString::from);
+    provider.api_key = raw
+        .api_key_env
+        .as_deref()
+        .and_then(env)
+        .filter(|k| !k.is_empty())
+        .map(SecretString::from);
     provider.api_key_env = raw.api_key_env;
     provider.allow_paths = raw.allow_paths;
     Ok(provider)
@@ -348,7 +383,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn parse(text: &str) -> Result<Config> {
-        Config::parse(text, "oubliette.toml", &|name| (name == "KEY").then(|| "secret".into()))
+        Config::parse(text, "oubliette.toml", &|name| {
+            (name == "KEY").then(|| "secret".into())
+        })
     }
 
     #[test]

@@ -7,7 +7,10 @@ use http::{HeaderMap, header};
 use oubliette_protocol::{Error, Result};
 
 use super::{Door, reply};
-use crate::{app::App, auth::{Grant, Via}};
+use crate::{
+    app::App,
+    auth::{Grant, Via},
+};
 
 /// The console's cookie.
 pub const COOKIE: &str = "oubliette_session";
@@ -56,9 +59,15 @@ async fn grant(app: &App, door: Door, headers: &HeaderMap, takes: Takes) -> Resu
 
 /// The bearer token of a request.
 fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
-    let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
+    let Some(value) = headers.get(header::AUTHORIZATION) else {
+        return Ok(None);
+    };
     let bad = || Error::unauthenticated("the Authorization header must be `Bearer oub_…`");
-    let (scheme, token) = value.to_str().ok().and_then(|v| v.split_once(' ')).ok_or_else(bad)?;
+    let (scheme, token) = value
+        .to_str()
+        .ok()
+        .and_then(|v| v.split_once(' '))
+        .ok_or_else(bad)?;
     match scheme.eq_ignore_ascii_case("bearer") {
         true => Ok(Some(token.trim())),
         false => Err(bad()),
@@ -67,15 +76,21 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
 
 /// The console's cookie of a request.
 pub fn cookie(headers: &HeaderMap) -> Option<&str> {
-    let all = headers.get_all(header::COOKIE).iter().filter_map(|v| v.to_str().ok());
-    all.flat_map(|v| v.split(';')).find_map(|pair| pair.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+    let all = headers
+        .get_all(header::COOKIE)
+        .iter()
+        .filter_map(|v| v.to_str().ok());
+    all.flat_map(|v| v.split(';'))
+        .find_map(|pair| pair.trim().strip_prefix(COOKIE)?.strip_prefix('='))
 }
 
 /// Refuses a change asked for by cookie without the header that only our own page sends.
 pub fn confirmed(grant: &Grant, headers: &HeaderMap) -> Result<()> {
     let sent = headers.get(CONFIRM).is_some_and(|v| v == "1");
     match grant.via() == Via::Cookie && !sent {
-        true => Err(Error::permission_denied("a change asked for by cookie needs the header `X-Oubliette: 1`")),
+        true => Err(Error::permission_denied(
+            "a change asked for by cookie needs the header `X-Oubliette: 1`",
+        )),
         false => Ok(()),
     }
 }

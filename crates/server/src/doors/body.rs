@@ -27,11 +27,15 @@ const WHOLE: Duration = Duration::from_secs(60);
 
 /// Reads a whole body.
 pub async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, BodyError> {
-    tokio::time::timeout(WHOLE, gather(headers, body)).await.unwrap_or(Err(BodyError::Broken))
+    tokio::time::timeout(WHOLE, gather(headers, body))
+        .await
+        .unwrap_or(Err(BodyError::Broken))
 }
 
 async fn gather(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|n| n > MOST) {
         drain(body).await;
         return Err(BodyError::TooLarge);
@@ -40,7 +44,9 @@ async fn gather(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError>
     let mut rest = BytesMut::new();
     let mut total = 0;
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
+        let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else {
+            continue;
+        };
         total += data.len();
         if total > MOST {
             drain(body).await;

@@ -22,12 +22,17 @@ pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
         other => other.trim_start_matches('/'),
     };
     let found = FILES.binary_search_by_key(&file, |(name, _)| name);
-    let Some((_, bytes)) = found.ok().map(|at| FILES[at]) else { return reply::no_such_path(path) };
+    let Some((_, bytes)) = found.ok().map(|at| FILES[at]) else {
+        return reply::no_such_path(path);
+    };
     if method != Method::GET && method != Method::HEAD {
         return reply::no_such_method("GET");
     }
     let tag = format!("\"{}\"", hex::encode(&Sha256::digest(bytes)[..16]));
-    if headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == tag.as_bytes()) {
+    if headers
+        .get(header::IF_NONE_MATCH)
+        .is_some_and(|v| v.as_bytes() == tag.as_bytes())
+    {
         return http::StatusCode::NOT_MODIFIED.into_response();
     }
     // Built files carry a hash in their name; the page that names them does not.

@@ -20,5 +20,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 /// Whether the other end is the user this server runs as, or root.
 pub fn is_owner(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
+    stream
+        .peer_cred()
+        .is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
 }

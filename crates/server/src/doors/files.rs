@@ -15,8 +15,21 @@ use serde_json::json;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::ReaderStream;
 
-use super::{Door, access::{self, Takes}, body::{self, BodyError}, http::Doors, reply};
-use crate::{actions::blocking, auth::Grant, workspace::{archive as packing, files::{self, Found, Inner}}};
+use super::{
+    Door,
+    access::{self, Takes},
+    body::{self, BodyError},
+    http::Doors,
+    reply,
+};
+use crate::{
+    actions::blocking,
+    auth::Grant,
+    workspace::{
+        archive as packing,
+        files::{self, Found, Inner},
+    },
+};
 
 /// `GET /api/workspaces/{id}/files`: the root.
 pub async fn root(
@@ -88,7 +101,11 @@ pub async fn file(
         session_id: None,
         action: action.into(),
         target: Some(format!("{}/{}", cut(&id), cut(&path))),
-        outcome: outcome.as_ref().err().map_or("ok", |e: &Error| e.code.as_str()).into(),
+        outcome: outcome
+            .as_ref()
+            .err()
+            .map_or("ok", |e: &Error| e.code.as_str())
+            .into(),
         project_id: project,
         detail: None,
     };
@@ -112,7 +129,12 @@ fn refuse(error: &Error) -> Response {
 
 /// A workspace within reach, and where it is.
 async fn workspace(doors: &Doors, grant: &Grant, id: &str) -> Result<(WorkspaceRow, PathBuf)> {
-    let missing = || Error::not_found(format!("there is no workspace {}", oubliette_protocol::id::quoted(id)));
+    let missing = || {
+        Error::not_found(format!(
+            "there is no workspace {}",
+            oubliette_protocol::id::quoted(id)
+        ))
+    };
     let id: WorkspaceId = id.parse().map_err(|_| missing())?;
     let row = doors.app.store.workspace_get(&id).await?.ok_or_else(missing)?;
     if !grant.principal().sees(&row.project_id) {
@@ -127,14 +149,19 @@ async fn get(doors: &Doors, grant: &Grant, id: &str, path: &str) -> Result<Respo
     let inner = Inner::parse(path)?;
     let shown = inner.to_string();
     match blocking(move || files::find(&dir, &inner)).await? {
-        Found::Folder(entries) => Ok(reply::json(StatusCode::OK, &json!({ "path": shown, "entries": entries }))),
+        Found::Folder(entries) => Ok(reply::json(
+            StatusCode::OK,
+            &json!({ "path": shown, "entries": entries }),
+        )),
         Found::File(file, size) => {
             use tokio::io::AsyncReadExt as _;
             // Bounded by the size it had: a file that grows meanwhile must not outgrow its header.
             let reader = tokio::fs::File::from_std(file).take(size);
             let stream = ReaderStream::with_capacity(reader, 64 * 1024);
             let mut response = reply::foreign("application/octet-stream", Body::from_stream(stream));
-            response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(size));
+            response
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, HeaderValue::from(size));
             Ok(response)
         }
     }

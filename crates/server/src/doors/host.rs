@@ -27,13 +27,19 @@ impl Hosts {
         };
         let host = host.ok_or("the Host header is missing or malformed")?;
         if !self.knows(&host) {
-            return Err("the Host header names another server; list it under [server] allowed_hosts if it is this one");
+            return Err(
+                "the Host header names another server; list it under [server] allowed_hosts if it is this one",
+            );
         }
         let mut origins = headers.get_all(header::ORIGIN).iter();
         match (origins.next(), origins.next()) {
             (None, _) => Ok(()),
             (Some(origin), None) => {
-                let origin = origin.to_str().ok().and_then(origin_host).ok_or("the Origin header is not one of a page")?;
+                let origin = origin
+                    .to_str()
+                    .ok()
+                    .and_then(origin_host)
+                    .ok_or("the Origin header is not one of a page")?;
                 match self.knows(&origin) {
                     true => Ok(()),
                     false => Err("the Origin header names a page of another server"),
@@ -45,12 +51,17 @@ impl Hosts {
 
     fn knows(&self, (host, port): &(String, Option<u16>)) -> bool {
         let loopback = host == "localhost" || host == "::1" || is_loopback_v4(host);
-        loopback || self.0.iter().any(|(name, only)| name == host && (only.is_none() || only == port))
+        loopback
+            || self
+                .0
+                .iter()
+                .any(|(name, only)| name == host && (only.is_none() || only == port))
     }
 }
 
 fn is_loopback_v4(host: &str) -> bool {
-    host.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
+    host.parse::<std::net::Ipv4Addr>()
+        .is_ok_and(|ip| ip.is_loopback())
 }
 
 fn split(text: &str) -> Option<(String, Option<u16>)> {
@@ -63,7 +74,9 @@ fn split(text: &str) -> Option<(String, Option<u16>)> {
 }
 
 fn origin_host(origin: &str) -> Option<(String, Option<u16>)> {
-    let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))?;
+    let rest = origin
+        .strip_prefix("http://")
+        .or_else(|| origin.strip_prefix("https://"))?;
     (!rest.contains('/')).then(|| split(rest)).flatten()
 }
 
@@ -83,20 +96,49 @@ mod tests {
 
     #[test]
     fn loopback_and_listed_hosts_are_this_server() {
-        for good in ["localhost", "localhost:8080", "127.0.0.1:9", "[::1]:8080", "EXAMPLE.com", "example.com:444", "h:81", "10.0.0.1"] {
+        for good in [
+            "localhost",
+            "localhost:8080",
+            "127.0.0.1:9",
+            "[::1]:8080",
+            "EXAMPLE.com",
+            "example.com:444",
+            "h:81",
+            "10.0.0.1",
+        ] {
             assert!(ask(good, None), "{good}");
         }
-        for bad in ["evil.test", "localhost.evil.test", "example.com.evil", "h:82", "10.0.0.2", "a@localhost", "127.0.0.1.evil", ""] {
+        for bad in [
+            "evil.test",
+            "localhost.evil.test",
+            "example.com.evil",
+            "h:82",
+            "10.0.0.2",
+            "a@localhost",
+            "127.0.0.1.evil",
+            "",
+        ] {
             assert!(!ask(bad, None), "{bad}");
         }
     }
 
     #[test]
     fn only_its_own_pages_may_ask() {
-        for good in ["http://localhost:8080", "http://127.0.0.1:5173", "https://example.com"] {
+        for good in [
+            "http://localhost:8080",
+            "http://127.0.0.1:5173",
+            "https://example.com",
+        ] {
             assert!(ask("localhost", Some(good)), "{good}");
         }
-        for bad in ["http://evil.test", "null", "", "file://", "https://example.com.evil", "http://localhost/x"] {
+        for bad in [
+            "http://evil.test",
+            "null",
+            "",
+            "file://",
+            "https://example.com.evil",
+            "http://localhost/x",
+        ] {
             assert!(!ask("localhost", Some(bad)), "{bad}");
         }
     }

@@ -14,7 +14,13 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use oubliette_protocol::Error;
 use tracing::Instrument as _;
 
-use super::{Door, access::{self, Takes}, console, files, host::Hosts, mcp, reply, rest, sse};
+use super::{
+    Door,
+    access::{self, Takes},
+    console, files,
+    host::Hosts,
+    mcp, reply, rest, sse,
+};
 use crate::app::App;
 
 /// What the doors share.
@@ -31,7 +37,11 @@ impl Doors {
     /// Opens every door of a server that listens there.
     pub fn new(app: Arc<App>, listen: std::net::SocketAddr) -> Self {
         let hosts = Arc::new(Hosts::new(&app.config.allowed_hosts, listen));
-        Self { mcp: mcp::Endpoint::new(app.clone()), app, hosts }
+        Self {
+            mcp: mcp::Endpoint::new(app.clone()),
+            app,
+            hosts,
+        }
     }
 
     /// The router. Requests must carry their [`Door`] as an extension.
@@ -39,15 +49,33 @@ impl Doors {
         Router::new()
             .route("/mcp", any(mcp::serve))
             .route("/api/tools/{name}", any(rest::tool))
-            .route("/api/openapi.json", get(rest::openapi).fallback(|| async { reply::no_such_method("GET") }))
-            .route("/api/login", post(rest::login).fallback(|| async { reply::no_such_method("POST") }))
-            .route("/api/logout", post(rest::logout).fallback(|| async { reply::no_such_method("POST") }))
-            .route("/api/sessions/{id}/events", get(sse::session).fallback(|| async { reply::no_such_method("GET") }))
-            .route("/api/debugger", get(sse::debugger).fallback(|| async { reply::no_such_method("GET") }))
+            .route(
+                "/api/openapi.json",
+                get(rest::openapi).fallback(|| async { reply::no_such_method("GET") }),
+            )
+            .route(
+                "/api/login",
+                post(rest::login).fallback(|| async { reply::no_such_method("POST") }),
+            )
+            .route(
+                "/api/logout",
+                post(rest::logout).fallback(|| async { reply::no_such_method("POST") }),
+            )
+            .route(
+                "/api/sessions/{id}/events",
+                get(sse::session).fallback(|| async { reply::no_such_method("GET") }),
+            )
+            .route(
+                "/api/debugger",
+                get(sse::debugger).fallback(|| async { reply::no_such_method("GET") }),
+            )
             .route("/api/workspaces/{id}/files", any(files::root))
             .route("/api/workspaces/{id}/files/", any(files::root))
             .route("/api/workspaces/{id}/files/{*path}", any(files::file))
-            .route("/api/workspaces/{id}/archive", get(files::archive).fallback(|| async { reply::no_such_method("GET") }))
+            .route(
+                "/api/workspaces/{id}/archive",
+                get(files::archive).fallback(|| async { reply::no_such_method("GET") }),
+            )
             .route("/health", get(health))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
@@ -78,18 +106,24 @@ async fn front(State(doors): State<Doors>, mut request: Request, next: Next) -> 
     let answer = async {
         match refused {
             Some(why) => reply::error(&Error::permission_denied(why)),
-            None => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|panic| {
-                let said = panic.downcast_ref::<&str>().copied();
-                let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-                reply_to_internal(said.unwrap_or("a handler panicked"))
-            }),
+            None => AssertUnwindSafe(next.run(request))
+                .catch_unwind()
+                .await
+                .unwrap_or_else(|panic| {
+                    let said = panic.downcast_ref::<&str>().copied();
+                    let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+                    reply_to_internal(said.unwrap_or("a handler panicked"))
+                }),
         }
     };
     let mut response = answer.instrument(span.clone()).await;
     let status = response.status();
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, id);
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     doors.app.metrics.request(name, status.as_u16());
@@ -111,7 +145,10 @@ pub struct RequestId(pub HeaderValue);
 fn request_id(request: &Request) -> HeaderValue {
     let plain = |v: &&HeaderValue| {
         let bytes = v.as_bytes();
-        (1..=64).contains(&bytes.len()) && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+        (1..=64).contains(&bytes.len())
+            && bytes
+                .iter()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
     };
     match request.headers().get(REQUEST_ID).filter(plain) {
         Some(given) => given.clone(),

@@ -6,7 +6,10 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use oubliette_protocol::{Error, Result};
-use tokio::{io::{AsyncRead, AsyncWrite}, net::{TcpListener, TcpStream, UnixListener}};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener},
+};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
@@ -29,8 +32,12 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
             std::io::ErrorKind::AddrInUse => {
                 "another program has that port: stop it, or choose another with --listen (or [server] listen)"
             }
-            std::io::ErrorKind::PermissionDenied => "ports below 1024 need privileges: choose a higher one with --listen",
-            std::io::ErrorKind::AddrNotAvailable => "this machine has no such address: choose another with --listen",
+            std::io::ErrorKind::PermissionDenied => {
+                "ports below 1024 need privileges: choose a higher one with --listen"
+            }
+            std::io::ErrorKind::AddrNotAvailable => {
+                "this machine has no such address: choose another with --listen"
+            }
             _ => "choose another address with --listen",
         };
         Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}"))
@@ -79,7 +86,10 @@ pub async fn serve_tcp(
         prepare(&stream);
         let (router, stopping, tls) = (router.clone(), stopping.clone(), tls.clone());
         open.spawn(async move {
-            let door = Door::Network { from: from.ip(), tls: tls.is_some() };
+            let door = Door::Network {
+                from: from.ip(),
+                tls: tls.is_some(),
+            };
             match tls {
                 None => serve(stream, door, router, stopping).await,
                 Some(tls) => match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
@@ -93,7 +103,12 @@ pub async fn serve_tcp(
 }
 
 /// Serves the control socket likewise.
-pub async fn serve_control(listener: UnixListener, router: Router, stopping: CancellationToken, open: TaskTracker) {
+pub async fn serve_control(
+    listener: UnixListener,
+    router: Router,
+    stopping: CancellationToken,
+    open: TaskTracker,
+) {
     loop {
         let stream = tokio::select! {
             () = stopping.cancelled() => return,
@@ -139,7 +154,10 @@ async fn serve(
         router.clone().oneshot(request)
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(256 * 1024);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(256 * 1024);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let served = tokio::select! {
         served = connection.as_mut() => served,

@@ -9,7 +9,10 @@ use crate::actions::{self, Definition};
 pub fn document() -> Value {
     let mut paths = serde_json::Map::new();
     for definition in actions::all() {
-        paths.insert(format!("/api/tools/{}", definition.name), json!({ "post": tool(definition) }));
+        paths.insert(
+            format!("/api/tools/{}", definition.name),
+            json!({ "post": tool(definition) }),
+        );
     }
     for (path, value) in others() {
         paths.insert(path.into(), value);
@@ -69,12 +72,8 @@ fn responses(what: &str, content: &str) -> Value {
 }
 
 fn others() -> Vec<(&'static str, Value)> {
-    let parameter = |name: &str, place: &str, kind: &str| {
-        json!({ "name": name, "in": place, "required": place == "path", "schema": { "type": kind } })
-    };
-    let events = |summary: &str, parameters: Vec<Value>| {
-        json!({ "get": { "summary": summary, "parameters": parameters, "responses": responses("The events.", "text/event-stream") } })
-    };
+    let parameter = |name: &str, place: &str, kind: &str| json!({ "name": name, "in": place, "required": place == "path", "schema": { "type": kind } });
+    let events = |summary: &str, parameters: Vec<Value>| json!({ "get": { "summary": summary, "parameters": parameters, "responses": responses("The events.", "text/event-stream") } });
     let file = |summary: &str, what: &str, content: &str| {
         json!({ "summary": summary, "responses": responses(what, content),
             "parameters": [parameter("id", "path", "string"), parameter("path", "path", "string")] })
@@ -97,7 +96,10 @@ fn others() -> Vec<(&'static str, Value)> {
             "/api/debugger",
             events(
                 "Debugger events: replayed, then live.",
-                vec![parameter("session_id", "query", "string"), parameter("since_index", "query", "integer")],
+                vec![
+                    parameter("session_id", "query", "string"),
+                    parameter("since_index", "query", "integer"),
+                ],
             ),
         ),
         (
@@ -126,7 +128,8 @@ mod tests {
         let document = document();
         for definition in actions::all() {
             let path = format!("/api/tools/{}", definition.name);
-            let schema = &document["paths"][&path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+            let schema =
+                &document["paths"][&path]["post"]["requestBody"]["content"]["application/json"]["schema"];
             assert_eq!(schema["type"], "object", "{path}");
             assert_eq!(schema["additionalProperties"], false, "{path}");
         }

@@ -1,14 +1,20 @@
 //! Relay sockets: what agents' clients ask. The socket is the session's identity; nothing said on it can
 //! make it another.
 
-use std::{collections::HashMap, sync::{Arc, Weak}};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
 
 use async_trait::async_trait;
 use oubliette_protocol::{
     CallerId, Error, Result, SessionId,
     caller::Declaration,
-    relay::{AgentCallParams, CallerToolParams, CallerToolsConfig, OwnCallParams, OwnToolsParams, RpcError, method},
-    strict, tool::arguments_object,
+    relay::{
+        AgentCallParams, CallerToolParams, CallerToolsConfig, OwnCallParams, OwnToolsParams, RpcError, method,
+    },
+    strict,
+    tool::arguments_object,
 };
 use oubliette_relay::{Handler, Limits, Peer, RequestContext};
 use oubliette_session::CallerBook;
@@ -32,7 +38,10 @@ const MOST_CONNECTIONS: usize = 64;
 impl Relay {
     /// Of a server that is being made.
     pub fn new(app: Weak<App>) -> Self {
-        Self { app, open: Arc::default() }
+        Self {
+            app,
+            open: Arc::default(),
+        }
     }
 
     /// Takes a connection over.
@@ -44,7 +53,10 @@ impl Relay {
             tracing::warn!(%session, "too many connections to a relay socket; one was refused");
             return;
         }
-        let handler = Arc::new(Connection { app: self.app.clone(), session: session.clone() });
+        let handler = Arc::new(Connection {
+            app: self.app.clone(),
+            session: session.clone(),
+        });
         let (peer, _) = Peer::spawn(stream, handler, Limits::default());
         peers.push(peer.clone());
         drop(open);
@@ -77,7 +89,9 @@ struct Connection {
 
 impl Connection {
     fn app(&self) -> Result<Arc<App>> {
-        self.app.upgrade().ok_or_else(|| Error::unavailable("the server is stopping"))
+        self.app
+            .upgrade()
+            .ok_or_else(|| Error::unavailable("the server is stopping"))
     }
 
     async fn plane(&self) -> Result<Arc<Plane>> {
@@ -91,39 +105,65 @@ impl Connection {
         let ctx = CallContext {
             cancel: context.cancel.clone(),
             progress: Some(Arc::new(move |p: oubliette_tools::Progress| {
-                reports.progress(&oubliette_relay::Progress { progress: p.progress, total: p.total, message: p.message });
+                reports.progress(&oubliette_relay::Progress {
+                    progress: p.progress,
+                    total: p.total,
+                    message: p.message,
+                });
             })),
             turn: app.sessions.current_turn(&self.session),
         };
         let keyless = Origin::Inside { api_key: None };
         match method {
             method::CALLER_TOOL => {
-                let CallerToolParams { tool, arguments, caller_id } = read(params)?;
+                let CallerToolParams {
+                    tool,
+                    arguments,
+                    caller_id,
+                } = read(params)?;
                 let wanted = Wanted::Caller { tool, caller_id };
-                plane.call_value(wanted, arguments_object(arguments)?, keyless, ctx).await
+                plane
+                    .call_value(wanted, arguments_object(arguments)?, keyless, ctx)
+                    .await
             }
             method::OUBLIETTE_TOOLS => {
                 let OwnToolsParams { api_key } = read(params)?;
                 plane.hide(&api_key);
                 let rows = plane.list_own(&api_key).await?;
-                let tools: Vec<_> = rows.into_iter().filter(|row| row.allowed).map(unprefixed).collect();
+                let tools: Vec<_> = rows
+                    .into_iter()
+                    .filter(|row| row.allowed)
+                    .map(unprefixed)
+                    .collect();
                 Ok(json!({ "tools": tools }))
             }
             method::OUBLIETTE_CALL_TOOL => {
-                let OwnCallParams { tool, arguments, api_key } = read(params)?;
+                let OwnCallParams {
+                    tool,
+                    arguments,
+                    api_key,
+                } = read(params)?;
                 plane.hide(&api_key);
-                let origin = Origin::Inside { api_key: Some(api_key) };
-                plane.call_value(Wanted::Own(tool), arguments_object(arguments)?, origin, ctx).await
+                let origin = Origin::Inside {
+                    api_key: Some(api_key),
+                };
+                plane
+                    .call_value(Wanted::Own(tool), arguments_object(arguments)?, origin, ctx)
+                    .await
             }
             method::AGENT_TOOLS => Ok(json!({ "tools": plane.agent_tools(), "base": plane.base_tools() })),
             method::AGENT_CALL_TOOL => {
                 let AgentCallParams { tool, arguments } = read(params)?;
-                let result = plane.call(Wanted::Catalog(tool), arguments_object(arguments)?, keyless, ctx).await?;
+                let result = plane
+                    .call(Wanted::Catalog(tool), arguments_object(arguments)?, keyless, ctx)
+                    .await?;
                 serde_json::to_value(result).map_err(Error::internal)
             }
             base => {
                 let arguments = arguments_object(Some(params))?;
-                plane.call_value(Wanted::Base(base.to_owned()), arguments, keyless, ctx).await
+                plane
+                    .call_value(Wanted::Base(base.to_owned()), arguments, keyless, ctx)
+                    .await
             }
         }
     }
@@ -138,7 +178,11 @@ const METHODS: [&str; 5] = [
 ];
 
 fn unprefixed(row: oubliette_protocol::tool::ToolRow) -> Value {
-    let name = row.name.strip_prefix("oubliette_").unwrap_or(&row.name).to_owned();
+    let name = row
+        .name
+        .strip_prefix("oubliette_")
+        .unwrap_or(&row.name)
+        .to_owned();
     json!({ "name": name, "description": row.description, "inputSchema": row.input_schema })
 }
 
@@ -179,16 +223,29 @@ type Known = HashMap<CallerId, Arc<Declaration>>;
 
 /// Sends what changed: a new or other declaration, or an empty one for a caller that withdrew.
 async fn announce(peer: &Peer, book: &CallerBook, known: &mut Known) {
-    let now: Known = book.declarations().into_iter().map(|d| (d.caller_id.clone(), d)).collect();
+    let now: Known = book
+        .declarations()
+        .into_iter()
+        .map(|d| (d.caller_id.clone(), d))
+        .collect();
     let mut configs = Vec::new();
     for (id, declaration) in &now {
-        if known.get(id).is_none_or(|before| before.tools != declaration.tools) {
+        if known
+            .get(id)
+            .is_none_or(|before| before.tools != declaration.tools)
+        {
             let tools = declaration.tools.iter().map(|tool| tool.declared()).collect();
-            configs.push(CallerToolsConfig { caller_id: id.clone(), tools });
+            configs.push(CallerToolsConfig {
+                caller_id: id.clone(),
+                tools,
+            });
         }
     }
     for id in known.keys().filter(|id| !now.contains_key(*id)) {
-        configs.push(CallerToolsConfig { caller_id: id.clone(), tools: Vec::new() });
+        configs.push(CallerToolsConfig {
+            caller_id: id.clone(),
+            tools: Vec::new(),
+        });
     }
     *known = now;
     for config in configs {

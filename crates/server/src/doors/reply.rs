@@ -1,6 +1,9 @@
 //! Answers in the shapes every door shares.
 
-use axum::{body::Body, response::{IntoResponse, Response}};
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
 use http::{HeaderValue, StatusCode, header};
 use oubliette_protocol::{Error, ErrorCode, id::quoted};
 use serde::Serialize;
@@ -26,7 +29,9 @@ pub fn error(error: &Error) -> Response {
 pub fn with_status(status: StatusCode, error: &Error) -> Response {
     let mut response = json(status, &error.body());
     if error.code == ErrorCode::Unauthenticated {
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response
+            .headers_mut()
+            .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }
@@ -34,8 +39,12 @@ pub fn with_status(status: StatusCode, error: &Error) -> Response {
 /// Too fast; try again after this long.
 pub fn slow_down(what: &str, wait: std::time::Duration) -> Response {
     let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
-    let mut response = error(&Error::limit_exceeded(format!("{what}; try again in {seconds} s")));
-    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    let mut response = error(&Error::limit_exceeded(format!(
+        "{what}; try again in {seconds} s"
+    )));
+    response
+        .headers_mut()
+        .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     response
 }
 
@@ -54,7 +63,9 @@ pub fn no_such_path(path: &str) -> Response {
 pub fn no_such_method(allowed: &'static str) -> Response {
     let error = Error::invalid(format!("this path takes {allowed}"));
     let mut response = with_status(StatusCode::METHOD_NOT_ALLOWED, &error);
-    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+    response
+        .headers_mut()
+        .insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }
 

@@ -1,6 +1,9 @@
 //! `/api`: any action by plain JSON, the OpenAPI page, login and logout.
 
-use std::{net::{IpAddr, Ipv4Addr}, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
 
 use axum::{
     Extension,
@@ -14,8 +17,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::Instrument as _;
 
-use super::{Door, access::{self, Takes}, body::{self, BodyError}, http::Doors, openapi, reply};
-use crate::{actions::{self, Origin, Outside}, auth::{LoginError, expose}};
+use super::{
+    Door,
+    access::{self, Takes},
+    body::{self, BodyError},
+    http::Doors,
+    openapi, reply,
+};
+use crate::{
+    actions::{self, Origin, Outside},
+    auth::{LoginError, expose},
+};
 
 /// `POST /api/tools/{name}`.
 pub async fn tool(
@@ -43,7 +55,10 @@ pub async fn tool(
         // task of its own: what was begun is finished.
         let gone = tokio_util::sync::CancellationToken::new();
         let _leaving = gone.clone().drop_guard();
-        let origin = Origin::Outside(Outside { gone, ..Outside::default() });
+        let origin = Origin::Outside(Outside {
+            gone,
+            ..Outside::default()
+        });
         let (app, grant, span) = (doors.app.clone(), grant.clone(), tracing::Span::current());
         let work = async move { actions::perform(&app, &grant, definition.name, arguments, &origin).await };
         let done = tokio::spawn(work.instrument(span)).await;
@@ -122,7 +137,11 @@ pub async fn login(
     match doors.app.auth.login(login.token.trim(), from).await {
         Ok((grant, cookie)) => {
             let secure = if tls { "; Secure" } else { "" };
-            let cookie = format!("{}={}; Path=/api; HttpOnly; SameSite=Strict{secure}", access::COOKIE, expose(&cookie));
+            let cookie = format!(
+                "{}={}; Path=/api; HttpOnly; SameSite=Strict{secure}",
+                access::COOKIE,
+                expose(&cookie)
+            );
             let shape = json!({ "scope": grant.scope(), "project_id": grant.project(), "token_id": grant.token_id() });
             let mut response = reply::json(StatusCode::OK, &shape);
             if let Ok(mut value) = HeaderValue::from_str(&cookie) {
@@ -142,7 +161,10 @@ pub async fn logout(State(doors): State<Doors>, headers: HeaderMap) -> Response 
         doors.app.auth.logout(cookie);
     }
     let mut response = reply::json(StatusCode::OK, &json!({ "logged_out": true }));
-    let gone = format!("{}=; Path=/api; HttpOnly; SameSite=Strict; Max-Age=0", access::COOKIE);
+    let gone = format!(
+        "{}=; Path=/api; HttpOnly; SameSite=Strict; Max-Age=0",
+        access::COOKIE
+    );
     if let Ok(value) = HeaderValue::from_str(&gone) {
         response.headers_mut().insert(header::SET_COOKIE, value);
     }

@@ -5,7 +5,10 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use axum::{
     Extension,
     extract::{Path, Query, State},
-    response::{IntoResponse as _, Response, sse::{Event as Frame, KeepAlive, Sse}},
+    response::{
+        IntoResponse as _, Response,
+        sse::{Event as Frame, KeepAlive, Sse},
+    },
 };
 use futures::{Stream, StreamExt as _};
 use http::HeaderMap;
@@ -13,7 +16,12 @@ use oubliette_protocol::{CallerId, Error, Result, SessionId, Slug};
 use oubliette_store::DebugFilter;
 use serde::{Deserialize, Serialize};
 
-use super::{Door, access::{self, Takes}, http::Doors, reply};
+use super::{
+    Door,
+    access::{self, Takes},
+    http::Doors,
+    reply,
+};
 use crate::{app::App, auth::Grant, presence::Held};
 
 /// Comments that keep a silent stream open.
@@ -40,7 +48,9 @@ pub struct DebugQuery {
 
 /// `Last-Event-ID` of a client that comes back, else what it asks for, else from the first.
 fn since(headers: &HeaderMap, asked: Option<i64>) -> i64 {
-    let last = headers.get("last-event-id").and_then(|v| v.to_str().ok()?.trim().parse().ok());
+    let last = headers
+        .get("last-event-id")
+        .and_then(|v| v.to_str().ok()?.trim().parse().ok());
     last.or(asked).unwrap_or(-1)
 }
 
@@ -58,15 +68,32 @@ pub async fn session(
     };
     let opened = async {
         let Query(query) = query.map_err(|e| Error::invalid(e.body_text()))?;
-        let missing = || Error::not_found(format!("there is no session {}", oubliette_protocol::id::quoted(&id)));
+        let missing = || {
+            Error::not_found(format!(
+                "there is no session {}",
+                oubliette_protocol::id::quoted(&id)
+            ))
+        };
         let id: SessionId = id.parse().map_err(|_| missing())?;
         let row = doors.app.store.session_get(&id).await?.ok_or_else(missing)?;
         if !grant.principal().sees(&row.project_id) {
             return Err(missing());
         }
-        let held = query.caller_id.map(|caller| Held::sse(&doors.app, &grant, &id, caller));
-        let events = doors.app.store.events().follow(&id, since(&headers, query.since_index));
-        Ok(stream(&doors.app, &grant, events, |e| (e.index, e.body.kind()), held))
+        let held = query
+            .caller_id
+            .map(|caller| Held::sse(&doors.app, &grant, &id, caller));
+        let events = doors
+            .app
+            .store
+            .events()
+            .follow(&id, since(&headers, query.since_index));
+        Ok(stream(
+            &doors.app,
+            &grant,
+            events,
+            |e| (e.index, e.body.kind()),
+            held,
+        ))
     };
     opened.await.unwrap_or_else(|error| reply::error(&error))
 }
@@ -91,11 +118,27 @@ pub async fn debugger(
                 return Err(missing());
             }
         }
-        let kinds = query.kinds.map(|kinds| kinds.split(',').map(|k| k.trim().to_owned()).collect());
-        let filter =
-            DebugFilter { session: query.session_id, agent: query.agent, kinds, project: grant.project().cloned() };
-        let events = doors.app.store.debugger().follow(filter, since(&headers, query.since_index));
-        Ok(stream(&doors.app, &grant, events, |e| (e.index, e.body.kind()), None))
+        let kinds = query
+            .kinds
+            .map(|kinds| kinds.split(',').map(|k| k.trim().to_owned()).collect());
+        let filter = DebugFilter {
+            session: query.session_id,
+            agent: query.agent,
+            kinds,
+            project: grant.project().cloned(),
+        };
+        let events = doors
+            .app
+            .store
+            .debugger()
+            .follow(filter, since(&headers, query.since_index));
+        Ok(stream(
+            &doors.app,
+            &grant,
+            events,
+            |e| (e.index, e.body.kind()),
+            None,
+        ))
     };
     opened.await.unwrap_or_else(|error| reply::error(&error))
 }
@@ -119,13 +162,18 @@ fn stream<T: Serialize + Send + Sync + 'static>(
         .take_until(Box::pin(over))
         // A log that cannot be read ends the stream; the client comes back where it was.
         .take_while(|item| {
-            let good = item.as_ref().inspect_err(|e| tracing::error!(error = %e.for_log(), "an event stream ended"));
+            let good = item
+                .as_ref()
+                .inspect_err(|e| tracing::error!(error = %e.for_log(), "an event stream ended"));
             std::future::ready(good.is_ok())
         })
         .filter_map(|item| std::future::ready(item.ok()))
         .filter_map(move |item| {
             let (index, kind) = name(&item);
-            let frame = Frame::default().id(index.to_string()).event(kind).json_data(&*item);
+            let frame = Frame::default()
+                .id(index.to_string())
+                .event(kind)
+                .json_data(&*item);
             std::future::ready(frame.ok())
         })
         .map(move |frame| {
@@ -135,6 +183,8 @@ fn stream<T: Serialize + Send + Sync + 'static>(
         });
     let sse = Sse::new(frames).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
     let mut response = sse.into_response();
-    response.headers_mut().insert("x-accel-buffering", http::HeaderValue::from_static("no"));
+    response
+        .headers_mut()
+        .insert("x-accel-buffering", http::HeaderValue::from_static("no"));
     response
 }

@@ -1,6 +1,11 @@
 //! A whole workspace as a tar.gz, packed while it is sent.
 
-use std::{fs::File, io::{self, Write}, os::fd::{AsFd, OwnedFd}, path::{Path, PathBuf}};
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
 
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
@@ -21,7 +26,10 @@ pub fn pack(workspace: &Path) -> Result<mpsc::Receiver<io::Result<Bytes>>> {
     let root = files::open_beneath(workspace)?;
     let (sender, receiver) = mpsc::channel(4);
     tokio::task::spawn_blocking(move || {
-        let mut writer = Chunks { sender: sender.clone(), buffer: Vec::with_capacity(CHUNK) };
+        let mut writer = Chunks {
+            sender: sender.clone(),
+            buffer: Vec::with_capacity(CHUNK),
+        };
         let packed = (|| {
             let mut tar = tar::Builder::new(GzEncoder::new(&mut writer, Compression::fast()));
             tar.follow_symlinks(false);
@@ -50,7 +58,9 @@ fn add<W: Write>(tar: &mut tar::Builder<W>, folder: &OwnedFd, path: &Path, depth
     }
     names.sort();
     for name in names {
-        let Ok(stat) = rustix::fs::statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let Ok(stat) = rustix::fs::statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) else {
+            continue;
+        };
         let inner = path.join(std::ffi::OsStr::new(&*name.to_string_lossy()));
         let mut header = tar::Header::new_gnu();
         header.set_mode(stat.st_mode & 0o777);
@@ -58,13 +68,17 @@ fn add<W: Write>(tar: &mut tar::Builder<W>, folder: &OwnedFd, path: &Path, depth
         header.set_size(0);
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                let Ok(opened) = open(folder, &name, OFlags::DIRECTORY) else { continue };
+                let Ok(opened) = open(folder, &name, OFlags::DIRECTORY) else {
+                    continue;
+                };
                 header.set_entry_type(tar::EntryType::Directory);
                 tar.append_data(&mut header, &inner, io::empty())?;
                 add(tar, &opened, &inner, depth + 1)?;
             }
             FileType::RegularFile => {
-                let Ok(opened) = open(folder, &name, OFlags::NONBLOCK) else { continue };
+                let Ok(opened) = open(folder, &name, OFlags::NONBLOCK) else {
+                    continue;
+                };
                 let size = u64::try_from(rustix::fs::fstat(&opened)?.st_size).unwrap_or(0);
                 header.set_entry_type(tar::EntryType::Regular);
                 header.set_size(size);
@@ -73,7 +87,9 @@ fn add<W: Write>(tar: &mut tar::Builder<W>, folder: &OwnedFd, path: &Path, depth
                 tar.append_data(&mut header, &inner, io::Read::take(content, size))?;
             }
             FileType::Symlink => {
-                let Ok(target) = rustix::fs::readlinkat(folder, &name, Vec::new()) else { continue };
+                let Ok(target) = rustix::fs::readlinkat(folder, &name, Vec::new()) else {
+                    continue;
+                };
                 header.set_entry_type(tar::EntryType::Symlink);
                 tar.append_link(&mut header, &inner, &*target.to_string_lossy())?;
             }
@@ -84,7 +100,12 @@ fn add<W: Write>(tar: &mut tar::Builder<W>, folder: &OwnedFd, path: &Path, depth
 }
 
 fn open(folder: impl AsFd, name: &std::ffi::CStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(folder, name, flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::openat(
+        folder,
+        name,
+        flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 /// Sends what is written, in chunks; a reader that went away ends the packing.
@@ -99,7 +120,9 @@ impl Chunks {
             return Ok(());
         }
         let chunk = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
-        self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.sender
+            .blocking_send(Ok(chunk.into()))
+            .map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
@@ -140,7 +163,11 @@ mod tests {
             let mut entry = entry.unwrap();
             let mut text = String::new();
             entry.read_to_string(&mut text).unwrap();
-            seen.push((entry.path().unwrap().display().to_string(), entry.header().entry_type(), text.len()));
+            seen.push((
+                entry.path().unwrap().display().to_string(),
+                entry.header().entry_type(),
+                text.len(),
+            ));
         }
         assert_eq!(
             seen,

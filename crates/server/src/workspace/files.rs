@@ -1,7 +1,12 @@
 //! Files of a workspace, by path. The kernel resolves every path beneath the workspace's root and
 //! follows no link, so nothing an agent puts there leads out.
 
-use std::{fs::File, io::{Read as _, Write as _}, os::fd::{AsFd, OwnedFd}, path::{Path, PathBuf}};
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
 
 use oubliette_protocol::{Error, Result, id::quoted};
 use rustix::{
@@ -74,8 +79,9 @@ pub struct Entry {
     pub modified: Option<jiff::Timestamp>,
 }
 
-const RESOLVE: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
 
 fn root(workspace: &Path) -> Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -86,7 +92,13 @@ fn root(workspace: &Path) -> Result<OwnedFd> {
 fn open(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     // The kernel may ask for another try when something is moved meanwhile.
     for _ in 0..16 {
-        match rustix::fs::openat2(root.as_fd(), path, flags | OFlags::CLOEXEC, Mode::empty(), RESOLVE) {
+        match rustix::fs::openat2(
+            root.as_fd(),
+            path,
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+            RESOLVE,
+        ) {
             Err(Errno::AGAIN) => {}
             other => return other,
         }
@@ -96,14 +108,25 @@ fn open(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<Owned
 
 fn refused(path: &Inner, error: Errno) -> Error {
     match error {
-        Errno::NOENT | Errno::NOTDIR => Error::not_found(format!("there is no {} in this workspace", quoted(&path.to_string()))),
-        Errno::LOOP | Errno::XDEV => {
-            Error::permission_denied(format!("{} is or leads through a link; links are not followed", quoted(&path.to_string())))
+        Errno::NOENT | Errno::NOTDIR => Error::not_found(format!(
+            "there is no {} in this workspace",
+            quoted(&path.to_string())
+        )),
+        Errno::LOOP | Errno::XDEV => Error::permission_denied(format!(
+            "{} is or leads through a link; links are not followed",
+            quoted(&path.to_string())
+        )),
+        Errno::ACCESS | Errno::PERM => {
+            Error::permission_denied(format!("{} may not be opened", quoted(&path.to_string())))
         }
-        Errno::ACCESS | Errno::PERM => Error::permission_denied(format!("{} may not be opened", quoted(&path.to_string()))),
         Errno::ISDIR => Error::conflict(format!("{} is a folder", quoted(&path.to_string()))),
-        Errno::NOTEMPTY | Errno::EXIST => Error::conflict(format!("{} is a folder that is not empty", quoted(&path.to_string()))),
-        Errno::NOSPC | Errno::DQUOT => Error::unavailable("the server's disk is full; free some space and try again"),
+        Errno::NOTEMPTY | Errno::EXIST => Error::conflict(format!(
+            "{} is a folder that is not empty",
+            quoted(&path.to_string())
+        )),
+        Errno::NOSPC | Errno::DQUOT => {
+            Error::unavailable("the server's disk is full; free some space and try again")
+        }
         other => Error::internal(format!("{path}: {other}")),
     }
 }
@@ -112,13 +135,23 @@ fn refused(path: &Inner, error: Errno) -> Error {
 pub fn find(workspace: &Path, path: &Inner) -> Result<Found> {
     let root = root(workspace)?;
     // Not blocking: a pipe without a writer would hold the thread for ever.
-    let fd = open(&root, &path.path(), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
-        .map_err(|e| refused(path, e))?;
+    let fd = open(
+        &root,
+        &path.path(),
+        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY,
+    )
+    .map_err(|e| refused(path, e))?;
     let stat = rustix::fs::fstat(&fd).map_err(|e| refused(path, e))?;
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok(Found::File(File::from(fd), u64::try_from(stat.st_size).unwrap_or(0))),
+        FileType::RegularFile => Ok(Found::File(
+            File::from(fd),
+            u64::try_from(stat.st_size).unwrap_or(0),
+        )),
         FileType::Directory => Ok(Found::Folder(entries(&fd).map_err(|e| refused(path, e))?)),
-        _ => Err(Error::permission_denied(format!("{} is not a file or folder", quoted(&path.to_string())))),
+        _ => Err(Error::permission_denied(format!(
+            "{} is not a file or folder",
+            quoted(&path.to_string())
+        ))),
     }
 }
 
@@ -134,7 +167,9 @@ fn entries(fd: &OwnedFd) -> rustix::io::Result<Vec<Entry>> {
             break;
         }
         // Gone again already: not an error of the listing.
-        let Ok(stat) = rustix::fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let Ok(stat) = rustix::fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            continue;
+        };
         found.push(Entry {
             name: name.to_string_lossy().into_owned(),
             kind: kind(FileType::from_raw_mode(stat.st_mode)),
@@ -162,13 +197,21 @@ pub fn put(workspace: &Path, path: &Inner, content: &[u8]) -> Result<()> {
     };
     let mut folder = root(workspace)?;
     for part in parents {
-        folder = match open(&folder, Path::new(part), OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW) {
+        folder = match open(
+            &folder,
+            Path::new(part),
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW,
+        ) {
             Err(Errno::NOENT) => {
                 match rustix::fs::mkdirat(&folder, part.as_str(), Mode::from_raw_mode(0o755)) {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(e) => return Err(refused(path, e)),
                 }
-                open(&folder, Path::new(part), OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW)
+                open(
+                    &folder,
+                    Path::new(part),
+                    OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW,
+                )
             }
             other => other,
         }
@@ -195,18 +238,24 @@ pub fn put(workspace: &Path, path: &Inner, content: &[u8]) -> Result<()> {
     })();
     written.map_err(|e| {
         let _ = rustix::fs::unlinkat(&folder, temporary.as_str(), AtFlags::empty());
-        e.raw_os_error().map_or_else(|| Error::internal(&e), |code| refused(path, Errno::from_raw_os_error(code)))
+        e.raw_os_error().map_or_else(
+            || Error::internal(&e),
+            |code| refused(path, Errno::from_raw_os_error(code)),
+        )
     })
 }
 
 /// Removes a file, a link or an empty folder.
 pub fn delete(workspace: &Path, path: &Inner) -> Result<()> {
     let Some((name, parents)) = path.0.split_last() else {
-        return Err(Error::invalid("the workspace itself is removed with workspace_delete"));
+        return Err(Error::invalid(
+            "the workspace itself is removed with workspace_delete",
+        ));
     };
     let root = root(workspace)?;
     let parent = Inner(parents.to_vec());
-    let folder = open(&root, &parent.path(), OFlags::PATH | OFlags::DIRECTORY).map_err(|e| refused(path, e))?;
+    let folder =
+        open(&root, &parent.path(), OFlags::PATH | OFlags::DIRECTORY).map_err(|e| refused(path, e))?;
     match rustix::fs::unlinkat(&folder, name.as_str(), AtFlags::empty()) {
         Err(Errno::ISDIR) => rustix::fs::unlinkat(&folder, name.as_str(), AtFlags::REMOVEDIR),
         other => other,
@@ -251,12 +300,23 @@ mod tests {
         put(dir.path(), &inner("a/b/c.txt"), b"hi").unwrap();
         put(dir.path(), &inner("a/b/c.txt"), b"there").unwrap();
         assert_eq!(read(dir.path(), &inner("/a//b/./c.txt"), 100).unwrap(), b"there");
-        let Found::Folder(entries) = find(dir.path(), &inner("a/b")).unwrap() else { panic!() };
-        assert_eq!((entries.len(), entries[0].name.as_str(), entries[0].size), (1, "c.txt", 5));
-        assert_eq!(delete(dir.path(), &inner("a")).unwrap_err().code, ErrorCode::Conflict);
+        let Found::Folder(entries) = find(dir.path(), &inner("a/b")).unwrap() else {
+            panic!()
+        };
+        assert_eq!(
+            (entries.len(), entries[0].name.as_str(), entries[0].size),
+            (1, "c.txt", 5)
+        );
+        assert_eq!(
+            delete(dir.path(), &inner("a")).unwrap_err().code,
+            ErrorCode::Conflict
+        );
         delete(dir.path(), &inner("a/b/c.txt")).unwrap();
         delete(dir.path(), &inner("a/b")).unwrap();
-        assert_eq!(read(dir.path(), &inner("a/b"), 1).unwrap_err().code, ErrorCode::NotFound);
+        assert_eq!(
+            read(dir.path(), &inner("a/b"), 1).unwrap_err().code,
+            ErrorCode::NotFound
+        );
     }
 
     #[test]
@@ -273,15 +333,28 @@ mod tests {
             assert!(put(dir.path(), &inner(path), b"x").is_err(), "{path}");
         }
         assert!(delete(dir.path(), &inner("out/secret")).is_err());
-        assert_eq!(std::fs::read_to_string(outside.path().join("secret")).unwrap(), "s");
+        assert_eq!(
+            std::fs::read_to_string(outside.path().join("secret")).unwrap(),
+            "s"
+        );
         delete(dir.path(), &inner("file")).unwrap();
     }
 
     #[test]
     fn a_pipe_does_not_hold_the_reader() {
         let dir = tempfile::tempdir().unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("p"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-        assert_eq!(read(dir.path(), &inner("p"), 1).unwrap_err().code, ErrorCode::PermissionDenied);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            dir.path().join("p"),
+            FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        assert_eq!(
+            read(dir.path(), &inner("p"), 1).unwrap_err().code,
+            ErrorCode::PermissionDenied
+        );
     }
 
     proptest! {

@@ -3,7 +3,11 @@
 //! What changed in a workspace is asked of a repository of our own beside it, whose configuration the
 //! agent cannot write: hooks, filters, external diffs and file monitors of the workspace never run.
 
-use std::{path::{Path, PathBuf}, process::Stdio, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use oubliette_protocol::{Error, ProjectId, Result, WorkspaceId, id::quoted};
 use tokio::{io::AsyncReadExt as _, process::Command};
@@ -37,29 +41,50 @@ impl Origin {
     /// Checks URL and ref. A path of this machine is taken only from under `[trust] read_only`.
     pub fn check(url: &str, reference: Option<&str>, trust: &TrustConfig) -> Result<Self> {
         let bad = |why: &str| Error::invalid(format!("source.git: {} {why}", quoted(&without_password(url))));
-        if url.len() > 2000 || url.chars().any(|c| c.is_control() || c.is_whitespace()) || url.starts_with('-') {
+        if url.len() > 2000
+            || url.chars().any(|c| c.is_control() || c.is_whitespace())
+            || url.starts_with('-')
+        {
             return Err(bad("is not a URL"));
         }
         if let Some(reference) = reference {
             check_ref(reference)?;
         }
         let reference = reference.map(str::to_owned);
-        let path = url.strip_prefix("file://").or_else(|| url.starts_with('/').then_some(url));
+        let path = url
+            .strip_prefix("file://")
+            .or_else(|| url.starts_with('/').then_some(url));
         if let Some(path) = path {
             let real = std::fs::canonicalize(path).ok();
             let listed = |real: &PathBuf| {
-                trust.read_only.iter().filter_map(|p| std::fs::canonicalize(p).ok()).any(|p| real.starts_with(p))
+                trust
+                    .read_only
+                    .iter()
+                    .filter_map(|p| std::fs::canonicalize(p).ok())
+                    .any(|p| real.starts_with(p))
             };
             return match real.filter(listed) {
-                Some(real) => Ok(Self { url: real.to_string_lossy().into_owned(), reference, local: true }),
-                None => Err(bad("is on this machine, and [trust] read_only in oubliette.toml does not list it")),
+                Some(real) => Ok(Self {
+                    url: real.to_string_lossy().into_owned(),
+                    reference,
+                    local: true,
+                }),
+                None => Err(bad(
+                    "is on this machine, and [trust] read_only in oubliette.toml does not list it",
+                )),
             };
         }
-        let rest = ["https://", "http://", "ssh://", "git://"].iter().find_map(|s| url.strip_prefix(s));
+        let rest = ["https://", "http://", "ssh://", "git://"]
+            .iter()
+            .find_map(|s| url.strip_prefix(s));
         match rest {
             // A host that begins with a dash would be an option of ssh.
             Some(rest) if !rest.is_empty() && !rest.starts_with(['-', '/']) && !rest.contains("@-") => {
-                Ok(Self { url: url.to_owned(), reference, local: false })
+                Ok(Self {
+                    url: url.to_owned(),
+                    reference,
+                    local: false,
+                })
             }
             _ => Err(bad("must be an https://, http://, ssh:// or git:// URL")),
         }
@@ -72,16 +97,23 @@ fn check_ref(reference: &str) -> Result<()> {
         && !reference.starts_with(['-', '/', '.'])
         && !reference.contains("..")
         && !reference.contains("@{")
-        && reference.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+@".contains(&b));
+        && reference
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"/._-+@".contains(&b));
     match plain {
         true => Ok(()),
-        false => Err(Error::invalid(format!("source.ref: {} is not a branch, tag or commit", quoted(reference)))),
+        false => Err(Error::invalid(format!(
+            "source.ref: {} is not a branch, tag or commit",
+            quoted(reference)
+        ))),
     }
 }
 
 /// A URL as it may be kept and shown.
 pub fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
     let (authority, path) = rest.split_once('/').map_or((rest, ""), |(a, p)| (a, p));
     match authority.rsplit_once('@') {
         Some((user, host)) => {
@@ -95,8 +127,21 @@ pub fn without_password(url: &str) -> String {
 /// Git with nothing of this machine's or its user's configuration, and nobody to ask.
 fn git(dir: &Path) -> Command {
     let mut git = Command::new("git");
-    git.current_dir(dir).env_clear().kill_on_drop(true).process_group(0);
-    for name in ["PATH", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy", "HTTPS_PROXY", "NO_PROXY"] {
+    git.current_dir(dir)
+        .env_clear()
+        .kill_on_drop(true)
+        .process_group(0);
+    for name in [
+        "PATH",
+        "LANG",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+    ] {
         if let Some(value) = std::env::var_os(name) {
             git.env(name, value);
         }
@@ -134,7 +179,9 @@ fn git(dir: &Path) -> Command {
     ] {
         git.arg("-c").arg(setting);
     }
-    git.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    git.stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     git
 }
 
@@ -148,9 +195,9 @@ struct Ran {
 
 /// Runs git, bounded in time and output.
 async fn run(mut git: Command, most: usize, within: Duration) -> Result<Ran> {
-    let mut child = git.spawn().map_err(|e| {
-        Error::unavailable("git could not be started on the server; install git").with_log(e)
-    })?;
+    let mut child = git
+        .spawn()
+        .map_err(|e| Error::unavailable("git could not be started on the server; install git").with_log(e))?;
     let (Some(mut out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(Error::internal("git without pipes"));
     };
@@ -174,11 +221,19 @@ async fn run(mut git: Command, most: usize, within: Duration) -> Result<Ran> {
         };
         let ((stdout, truncated), stderr) = tokio::join!(stdout, stderr);
         let status = child.wait().await.map_err(Error::internal)?;
-        Ok(Ran { ok: status.success() || truncated, stdout, truncated, stderr })
+        Ok(Ran {
+            ok: status.success() || truncated,
+            stdout,
+            truncated,
+            stderr,
+        })
     };
     match tokio::time::timeout(within, work).await {
         Ok(ran) => ran,
-        Err(_) => Err(Error::timeout(format!("git took longer than {} s", within.as_secs()))),
+        Err(_) => Err(Error::timeout(format!(
+            "git took longer than {} s",
+            within.as_secs()
+        ))),
     }
 }
 
@@ -194,9 +249,19 @@ async fn must(git: Command, what: &str) -> Result<Ran> {
 pub async fn clone(origin: &Origin, dir: &Path) -> Result<()> {
     let allow_local = if origin.local { "always" } else { "never" };
     let mut command = git(dir);
-    command.arg("-c").arg(format!("protocol.file.allow={allow_local}"));
+    command
+        .arg("-c")
+        .arg(format!("protocol.file.allow={allow_local}"));
     // A server that redirects may not lead to another protocol or a local path.
-    command.args(["-c", "http.followRedirects=initial", "clone", "--quiet", "--no-hardlinks", "--no-recurse-submodules", "--template="]);
+    command.args([
+        "-c",
+        "http.followRedirects=initial",
+        "clone",
+        "--quiet",
+        "--no-hardlinks",
+        "--no-recurse-submodules",
+        "--template=",
+    ]);
     command.arg("--").arg(&origin.url).arg(".");
     let ran = run(command, 4096, CLONE).await?;
     if !ran.ok {
@@ -210,7 +275,15 @@ pub async fn clone(origin: &Origin, dir: &Path) -> Result<()> {
         let is_branch = run(probe, 4096, LOOK).await?.ok;
         let mut command = git(dir);
         match is_branch {
-            true => command.args(["checkout", "--quiet", "-B", reference, "--track", &format!("origin/{reference}"), "--"]),
+            true => command.args([
+                "checkout",
+                "--quiet",
+                "-B",
+                reference,
+                "--track",
+                &format!("origin/{reference}"),
+                "--",
+            ]),
             false => command.args(["checkout", "--quiet", "--detach", reference, "--"]),
         };
         let ran = run(command, 4096, LOOK).await?;
@@ -228,10 +301,16 @@ pub async fn clone(origin: &Origin, dir: &Path) -> Result<()> {
 
 fn refused(what: &str, url: &str, stderr: &str) -> Error {
     let shown = without_password(url);
-    let last = stderr.lines().rfind(|l| l.starts_with("fatal:")).unwrap_or_default();
+    let last = stderr
+        .lines()
+        .rfind(|l| l.starts_with("fatal:"))
+        .unwrap_or_default();
     let last = last.trim_start_matches("fatal: ").replace(url, &shown);
-    Error::invalid(format!("source.git: {shown} {what}: {}", if last.is_empty() { "git failed" } else { &last }))
-        .with_log(stderr.trim())
+    Error::invalid(format!(
+        "source.git: {shown} {what}: {}",
+        if last.is_empty() { "git failed" } else { &last }
+    ))
+    .with_log(stderr.trim())
 }
 
 /// The workspace seen through a repository of our own.
@@ -252,10 +331,14 @@ pub async fn baseline(repository: &Path, dir: &Path) -> Result<()> {
     }
     let mut write = look(repository, dir);
     write.arg("write-tree");
-    let tree = String::from_utf8_lossy(&must(write, "write-tree").await?.stdout).trim().to_owned();
+    let tree = String::from_utf8_lossy(&must(write, "write-tree").await?.stdout)
+        .trim()
+        .to_owned();
     let mut commit = look(repository, dir);
     commit.args(["commit-tree", "-m", "as created", &tree]);
-    let commit = String::from_utf8_lossy(&must(commit, "commit-tree").await?.stdout).trim().to_owned();
+    let commit = String::from_utf8_lossy(&must(commit, "commit-tree").await?.stdout)
+        .trim()
+        .to_owned();
     let mut update = look(repository, dir);
     update.args(["update-ref", BASELINE, &commit]);
     must(update, "update-ref").await?;
@@ -270,12 +353,17 @@ async fn prepare(repository: &Path, dir: &Path) -> Result<()> {
     let made = repository.to_owned();
     crate::actions::blocking(move || oubliette_home::disk::private_dir(&made)).await?;
     let mut init = git(dir);
-    init.env("GIT_DIR", repository).args(["init", "--quiet", "--bare", "--template="]);
+    init.env("GIT_DIR", repository)
+        .args(["init", "--quiet", "--bare", "--template="]);
     must(init, "init").await?;
     let info = repository.join("info");
     // Stronger than any .gitattributes of the workspace: no filters, no conversions.
-    let written = std::fs::create_dir_all(&info)
-        .and_then(|()| std::fs::write(info.join("attributes"), "* -filter -text -ident -working-tree-encoding\n"));
+    let written = std::fs::create_dir_all(&info).and_then(|()| {
+        std::fs::write(
+            info.join("attributes"),
+            "* -filter -text -ident -working-tree-encoding\n",
+        )
+    });
     written.map_err(Error::internal)
 }
 
@@ -301,25 +389,40 @@ async fn diff_of(repository: &Path, dir: &Path) -> Result<Diff> {
     let has_baseline = run(probe, 4096, LOOK).await?.ok;
     let base = if has_baseline { BASELINE } else { EMPTY_TREE };
     // An index of its own for each look: two at once do not meet, and the kept one stays as it was.
-    let index = tempfile::Builder::new().prefix("index-").tempdir_in(repository).map_err(Error::internal)?;
+    let index = tempfile::Builder::new()
+        .prefix("index-")
+        .tempdir_in(repository)
+        .map_err(Error::internal)?;
     let index = index.path().join("index");
     let mut read = look(repository, dir);
     read.env("GIT_INDEX_FILE", &index).args(["read-tree", base]);
     must(read, "read-tree").await?;
     // New files are named without being copied into the repository.
     let mut add = look(repository, dir);
-    add.env("GIT_INDEX_FILE", &index).args(["add", "--intent-to-add", "--all", "--ignore-errors", "--", "."]);
+    add.env("GIT_INDEX_FILE", &index)
+        .args(["add", "--intent-to-add", "--all", "--ignore-errors", "--", "."]);
     run(add, 4096, LOOK).await?;
     let mut command = look(repository, dir);
     command.env("GIT_INDEX_FILE", &index);
     command.args([
-        "diff", "--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "--no-renames", base, "--", ".",
+        "diff",
+        "--no-color",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--ignore-submodules=all",
+        "--no-renames",
+        base,
+        "--",
+        ".",
     ]);
     let ran = run(command, MOST_DIFF, LOOK).await?;
     if !ran.ok {
         return Err(Error::internal(format!("git diff: {}", ran.stderr.trim())));
     }
-    Ok(Diff { text: String::from_utf8_lossy(&ran.stdout).into_owned(), truncated: ran.truncated })
+    Ok(Diff {
+        text: String::from_utf8_lossy(&ran.stdout).into_owned(),
+        truncated: ran.truncated,
+    })
 }
 
 #[cfg(test)]
@@ -328,25 +431,51 @@ mod tests {
 
     fn plain(dir: &Path) -> std::process::Command {
         let mut git = std::process::Command::new("git");
-        git.current_dir(dir).args(["-c", "user.name=t", "-c", "user.email=t@t", "-c", "init.defaultBranch=main"]);
+        git.current_dir(dir).args([
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@t",
+            "-c",
+            "init.defaultBranch=main",
+        ]);
         git
     }
 
     fn repo() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.txt"), "one\n").unwrap();
-        for args in [vec!["init", "-q"], vec!["add", "."], vec!["commit", "-qm", "first"], vec!["tag", "v1"], vec!["checkout", "-qb", "side"]] {
-            assert!(plain(dir.path()).args(&args).status().unwrap().success(), "{args:?}");
+        for args in [
+            vec!["init", "-q"],
+            vec!["add", "."],
+            vec!["commit", "-qm", "first"],
+            vec!["tag", "v1"],
+            vec!["checkout", "-qb", "side"],
+        ] {
+            assert!(
+                plain(dir.path()).args(&args).status().unwrap().success(),
+                "{args:?}"
+            );
         }
         std::fs::write(dir.path().join("b.txt"), "side\n").unwrap();
-        for args in [vec!["add", "."], vec!["commit", "-qm", "second"], vec!["checkout", "-q", "main"]] {
-            assert!(plain(dir.path()).args(&args).status().unwrap().success(), "{args:?}");
+        for args in [
+            vec!["add", "."],
+            vec!["commit", "-qm", "second"],
+            vec!["checkout", "-q", "main"],
+        ] {
+            assert!(
+                plain(dir.path()).args(&args).status().unwrap().success(),
+                "{args:?}"
+            );
         }
         dir
     }
 
     fn trusting(path: &Path) -> TrustConfig {
-        TrustConfig { read_only: vec![path.to_owned()], ..TrustConfig::default() }
+        TrustConfig {
+            read_only: vec![path.to_owned()],
+            ..TrustConfig::default()
+        }
     }
 
     #[test]
@@ -355,7 +484,17 @@ mod tests {
         for good in ["https://h/x.git", "http://u:p@h/x", "ssh://git@h/x", "git://h/x"] {
             assert!(Origin::check(good, None, &trust).is_ok(), "{good}");
         }
-        for bad in ["", "ext::sh -c id", "--upload-pack=x", "file:///etc", "/etc", "https://", "ssh://-oProxyCommand=x/y", "h:x", "https://a b/"] {
+        for bad in [
+            "",
+            "ext::sh -c id",
+            "--upload-pack=x",
+            "file:///etc",
+            "/etc",
+            "https://",
+            "ssh://-oProxyCommand=x/y",
+            "h:x",
+            "https://a b/",
+        ] {
             assert!(Origin::check(bad, None, &trust).is_err(), "{bad}");
         }
         for bad in ["", "-x", "--orphan", "a..b", "a b", "HEAD@{1}", "../x"] {
@@ -367,7 +506,12 @@ mod tests {
     #[tokio::test]
     async fn a_clone_is_compared_with_what_it_was() {
         let source = repo();
-        let origin = Origin::check(&format!("file://{}", source.path().display()), Some("v1"), &trusting(source.path())).unwrap();
+        let origin = Origin::check(
+            &format!("file://{}", source.path().display()),
+            Some("v1"),
+            &trusting(source.path()),
+        )
+        .unwrap();
         let work = tempfile::tempdir().unwrap();
         let kept = tempfile::tempdir().unwrap();
         let repository = kept.path().join("w.git");
@@ -377,8 +521,14 @@ mod tests {
         std::fs::write(work.path().join("a.txt"), "two\n").unwrap();
         std::fs::write(work.path().join("new.txt"), "new\n").unwrap();
         let diff = diff_of(&repository, work.path()).await.unwrap().text;
-        assert!(diff.contains("-one") && diff.contains("+two") && diff.contains("+++ b/new.txt"), "{diff}");
-        assert!(diff_of(&repository, work.path()).await.unwrap().text == diff, "looking changes nothing");
+        assert!(
+            diff.contains("-one") && diff.contains("+two") && diff.contains("+++ b/new.txt"),
+            "{diff}"
+        );
+        assert!(
+            diff_of(&repository, work.path()).await.unwrap().text == diff,
+            "looking changes nothing"
+        );
     }
 
     #[tokio::test]
@@ -386,10 +536,19 @@ mod tests {
         let source = repo();
         let url = source.path().display().to_string();
         let work = tempfile::tempdir().unwrap();
-        clone(&Origin::check(&url, Some("side"), &trusting(source.path())).unwrap(), work.path()).await.unwrap();
+        clone(
+            &Origin::check(&url, Some("side"), &trusting(source.path())).unwrap(),
+            work.path(),
+        )
+        .await
+        .unwrap();
         assert!(work.path().join("b.txt").exists());
         let other = tempfile::tempdir().unwrap();
-        let refused = clone(&Origin::check(&url, Some("nowhere"), &trusting(source.path())).unwrap(), other.path()).await;
+        let refused = clone(
+            &Origin::check(&url, Some("nowhere"), &trusting(source.path())).unwrap(),
+            other.path(),
+        )
+        .await;
         assert!(refused.unwrap_err().message.contains("nowhere"));
     }
 
@@ -400,20 +559,44 @@ mod tests {
         let mark = kept.path().join("ran");
         let repository = kept.path().join("w.git");
         // An agent's own repository with every hook into git that there is.
-        assert!(plain(work.path()).args(["init", "-q"]).status().unwrap().success());
+        assert!(
+            plain(work.path())
+                .args(["init", "-q"])
+                .status()
+                .unwrap()
+                .success()
+        );
         let script = work.path().join("x.sh");
         std::fs::write(&script, format!("#!/bin/sh\ntouch {}\ncat\n", mark.display())).unwrap();
         std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        for (key, value) in [("core.fsmonitor", &script), ("filter.x.clean", &script), ("diff.x.textconv", &script), ("diff.external", &script)] {
-            plain(work.path()).arg("config").arg(key).arg(value).status().unwrap();
+        for (key, value) in [
+            ("core.fsmonitor", &script),
+            ("filter.x.clean", &script),
+            ("diff.x.textconv", &script),
+            ("diff.external", &script),
+        ] {
+            plain(work.path())
+                .arg("config")
+                .arg(key)
+                .arg(value)
+                .status()
+                .unwrap();
         }
         std::fs::write(work.path().join(".gitattributes"), "* filter=x diff=x\n").unwrap();
         std::fs::write(work.path().join("f"), "text\n").unwrap();
         let nested = work.path().join("nested");
         std::fs::create_dir(&nested).unwrap();
         assert!(plain(&nested).args(["init", "-q"]).status().unwrap().success());
-        plain(&nested).args(["config", "core.fsmonitor"]).arg(&script).status().unwrap();
-        plain(&nested).args(["commit", "-q", "--allow-empty", "-m", "x"]).env("GIT_OPTIONAL_LOCKS", "0").status().unwrap();
+        plain(&nested)
+            .args(["config", "core.fsmonitor"])
+            .arg(&script)
+            .status()
+            .unwrap();
+        plain(&nested)
+            .args(["commit", "-q", "--allow-empty", "-m", "x"])
+            .env("GIT_OPTIONAL_LOCKS", "0")
+            .status()
+            .unwrap();
         let _ = std::fs::remove_file(&mark);
         let diff = diff_of(&repository, work.path()).await.unwrap();
         assert!(diff.text.contains("+text"), "{}", diff.text);

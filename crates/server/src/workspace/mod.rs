@@ -34,7 +34,10 @@ pub async fn create(
 
 /// Where a workspace's own repository is: out of its agent's reach.
 pub fn repository(app: &App, project: &ProjectId, workspace: &WorkspaceId) -> PathBuf {
-    app.home.project_dir(project).join("git").join(format!("{workspace}.git"))
+    app.home
+        .project_dir(project)
+        .join("git")
+        .join(format!("{workspace}.git"))
 }
 
 /// Removes a workspace's files. What cannot be removed is left and logged: its row is gone already.
@@ -65,12 +68,16 @@ async fn remove_dir(dir: PathBuf) {
 /// Makes folders that an agent closed to everyone removable again. Links are not followed.
 fn open_up(dir: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
-    let Ok(meta) = std::fs::symlink_metadata(dir) else { return };
+    let Ok(meta) = std::fs::symlink_metadata(dir) else {
+        return;
+    };
     if !meta.is_dir() {
         return;
     }
     let _ = std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700));
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
     for entry in entries.flatten() {
         open_up(&entry.path());
     }

@@ -1,6 +1,12 @@
 //! A real server on a real port, asked by raw HTTP.
 
-#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used)]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
 
 use std::sync::Arc;
 
@@ -38,9 +44,22 @@ impl Server {
         first_run::prepare(&home).unwrap();
         let mut config = Config::parse(config, "oubliette.toml", &|_| None).unwrap();
         config.listen = "127.0.0.1:0".parse().unwrap();
-        let running = lifecycle::start(Serve { home, config, insecure: false }).await.unwrap();
+        let running = lifecycle::start(Serve {
+            home,
+            config,
+            insecure: false,
+        })
+        .await
+        .unwrap();
         let admin = first_run::fill(&running.app).await.unwrap().unwrap();
-        Self { app: running.app.clone(), url: running.url(), admin, http: client(), running: Some(running), _home: dir }
+        Self {
+            app: running.app.clone(),
+            url: running.url(),
+            admin,
+            http: client(),
+            running: Some(running),
+            _home: dir,
+        }
     }
 
     pub async fn stop(mut self) {
@@ -48,7 +67,13 @@ impl Server {
     }
 
     pub async fn token(&self, scope: Scope, project: Option<&ProjectId>) -> String {
-        let mint = Mint { name: "t".into(), scope, project: project.cloned(), expires_at: None, session: None };
+        let mint = Mint {
+            name: "t".into(),
+            scope,
+            project: project.cloned(),
+            expires_at: None,
+            session: None,
+        };
         let (_, token) = self.app.auth.mint(mint).await.unwrap();
         expose(&token).to_owned()
     }
@@ -63,19 +88,33 @@ impl Server {
 
     /// Status and body of a tool called by REST.
     pub async fn tool(&self, token: &str, name: &str, arguments: Value) -> (u16, Value) {
-        let response = self.post(&format!("/api/tools/{name}")).bearer_auth(token).json(&arguments).send().await.unwrap();
+        let response = self
+            .post(&format!("/api/tools/{name}"))
+            .bearer_auth(token)
+            .json(&arguments)
+            .send()
+            .await
+            .unwrap();
         let status = response.status().as_u16();
         (status, response.json().await.unwrap())
     }
 
     pub async fn project(&self, name: &str) -> ProjectId {
-        let (status, project) = self.tool(&self.admin, "project_create", json!({ "name": name })).await;
+        let (status, project) = self
+            .tool(&self.admin, "project_create", json!({ "name": name }))
+            .await;
         assert_eq!(status, 200, "{project}");
         project["project_id"].as_str().unwrap().parse().unwrap()
     }
 
     pub async fn default_workspace(&self, project: &ProjectId) -> WorkspaceId {
-        self.app.store.project_get(project).await.unwrap().unwrap().default_workspace
+        self.app
+            .store
+            .project_get(project)
+            .await
+            .unwrap()
+            .unwrap()
+            .default_workspace
     }
 
     /// A session that is only a row and a log: nothing runs.
@@ -131,7 +170,10 @@ pub struct Frame {
 impl Events {
     pub fn new(response: Response) -> Self {
         assert_eq!(response.status(), 200);
-        Self { response, buffer: String::new() }
+        Self {
+            response,
+            buffer: String::new(),
+        }
     }
 
     /// The next event with data; `None` at the end.
@@ -144,12 +186,17 @@ impl Events {
                     lines.next().map(|v| v.trim_start().to_owned())
                 };
                 if let Some(data) = field("data:").filter(|d| !d.is_empty()) {
-                    return Some(Frame { id: field("id:"), event: field("event:"), data: serde_json::from_str(&data).unwrap() });
+                    return Some(Frame {
+                        id: field("id:"),
+                        event: field("event:"),
+                        data: serde_json::from_str(&data).unwrap(),
+                    });
                 }
             }
             let chunk = tokio::time::timeout(std::time::Duration::from_secs(20), self.response.chunk());
             let chunk = chunk.await.expect("an event within 20 s").ok()??;
-            self.buffer.push_str(&String::from_utf8_lossy(&chunk).replace("\r\n", "\n"));
+            self.buffer
+                .push_str(&String::from_utf8_lossy(&chunk).replace("\r\n", "\n"));
         }
     }
 }
@@ -166,20 +213,36 @@ pub struct Mcp<'a> {
 impl<'a> Mcp<'a> {
     /// A stateful session of a revision.
     pub async fn legacy(server: &'a Server, token: &str, version: &'static str) -> Self {
-        let mut client = Self { server, token: token.into(), session: None, version, id: 1.into() };
+        let mut client = Self {
+            server,
+            token: token.into(),
+            session: None,
+            version,
+            id: 1.into(),
+        };
         let params = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
         let response = client.send("initialize", params).await;
         client.session = Some(response.headers()["mcp-session-id"].to_str().unwrap().to_owned());
         let answer = Events::new(response).next().await.unwrap().data;
         assert_eq!(answer["result"]["protocolVersion"], version, "{answer}");
-        let accepted = client.request(json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).send().await.unwrap();
+        let accepted = client
+            .request(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+            .send()
+            .await
+            .unwrap();
         assert_eq!(accepted.status(), 202);
         client
     }
 
     /// A stateless client.
     pub fn modern(server: &'a Server, token: &str) -> Self {
-        Self { server, token: token.into(), session: None, version: "2026-07-28", id: 1.into() }
+        Self {
+            server,
+            token: token.into(),
+            session: None,
+            version: "2026-07-28",
+            id: 1.into(),
+        }
     }
 
     pub fn request(&self, body: Value) -> RequestBuilder {
@@ -234,7 +297,9 @@ impl<'a> Mcp<'a> {
     }
 
     pub async fn call(&self, tool: &str, arguments: Value) -> Value {
-        self.ask("tools/call", json!({"name": tool, "arguments": arguments})).await["result"].clone()
+        self.ask("tools/call", json!({"name": tool, "arguments": arguments}))
+            .await["result"]
+            .clone()
     }
 
     /// The GET stream.

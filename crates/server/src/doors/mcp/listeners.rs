@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, OnceLock, atomic::{AtomicUsize, Ordering}},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -96,16 +99,25 @@ impl Listeners {
 
     /// How many streams are open.
     pub fn streams(&self) -> usize {
-        self.all.lock().values().map(|l| l.heard.lock().streams.len()).sum()
+        self.all
+            .lock()
+            .values()
+            .map(|l| l.heard.lock().streams.len())
+            .sum()
     }
 
     /// Whose a session is from now on. Names the sessions that have to go for it.
     pub fn own(&self, id: &str, grant: &Grant) -> Vec<Arc<str>> {
         let all = self.all.lock();
-        let Some(listener) = all.get(id) else { return Vec::new() };
+        let Some(listener) = all.get(id) else {
+            return Vec::new();
+        };
         let _ = listener.owner.set(grant.clone());
         let owner = grant.token_id();
-        let mut idle: Vec<_> = all.values().filter(|l| l.token() == owner && l.id != listener.id).collect();
+        let mut idle: Vec<_> = all
+            .values()
+            .filter(|l| l.token() == owner && l.id != listener.id)
+            .collect();
         let over = (idle.len() + 1).saturating_sub(MOST_OF_A_TOKEN);
         idle.retain(|l| !l.is_open());
         idle.sort_by_key(|l| *l.used.lock());
@@ -115,7 +127,9 @@ impl Listeners {
     /// Sessions with nothing open that were not used for this long.
     pub fn idle(&self, longer_than: Duration) -> Vec<Arc<str>> {
         let all = self.all.lock();
-        let idle = all.values().filter(|l| !l.is_open() && l.used.lock().elapsed() > longer_than);
+        let idle = all
+            .values()
+            .filter(|l| !l.is_open() && l.used.lock().elapsed() > longer_than);
         idle.map(|l| l.id.clone()).collect()
     }
 }
@@ -132,7 +146,8 @@ impl Listener {
 
     /// Whether it is this principal's.
     pub fn belongs_to(&self, grant: &Grant) -> bool {
-        self.owner().is_some_and(|owner| owner.token_id() == grant.token_id())
+        self.owner()
+            .is_some_and(|owner| owner.token_id() == grant.token_id())
     }
 
     /// It is being used.
@@ -167,7 +182,13 @@ impl Listener {
                 }
                 log.events = true;
             }
-            None => heard.logs.push(Log { session: session.clone(), from: last, given: last, events: true, signs: false }),
+            None => heard.logs.push(Log {
+                session: session.clone(),
+                from: last,
+                given: last,
+                events: true,
+                signs: false,
+            }),
         }
         drop(heard);
         self.changes.send_modify(|n| *n += 1);
@@ -179,7 +200,13 @@ impl Listener {
         match heard.logs.iter_mut().find(|l| l.session == *session) {
             Some(log) => log.signs = wanted,
             None if wanted => {
-                heard.logs.push(Log { session: session.clone(), from: last, given: last, events: false, signs: true });
+                heard.logs.push(Log {
+                    session: session.clone(),
+                    from: last,
+                    given: last,
+                    events: false,
+                    signs: true,
+                });
             }
             None => {}
         }

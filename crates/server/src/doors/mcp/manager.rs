@@ -1,7 +1,12 @@
 //! rmcp's session manager with ours around it: streams that come from the durable log, requests whose
 //! breaking off is seen, and an end that is told to sessions.
 
-use std::{pin::Pin, sync::Arc, task::{Context, Poll}, time::Duration};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use futures::{Stream, StreamExt as _};
 use rmcp::{
@@ -13,7 +18,10 @@ use rmcp::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{listeners::Open, push::{self, Places}};
+use super::{
+    listeners::Open,
+    push::{self, Places},
+};
 use crate::app::App;
 
 /// Cancelled when a client lets go of a request before its answer. Travels with the request.
@@ -50,7 +58,8 @@ impl Manager {
 
     /// Ends sessions that nobody uses, until the server stops.
     pub async fn reap(self: Arc<Self>) {
-        let every = (self.app.config.mcp_session_idle / 4).clamp(Duration::from_millis(100), Duration::from_secs(60));
+        let every =
+            (self.app.config.mcp_session_idle / 4).clamp(Duration::from_millis(100), Duration::from_secs(60));
         loop {
             tokio::select! {
                 () = self.app.stopping.cancelled() => return,
@@ -113,7 +122,11 @@ impl SessionManager for Manager {
         let inner = self.inner.create_stream(id, message).await?;
         // Clients of older revisions take an event without data for a broken message.
         let inner = inner.filter(move |frame| std::future::ready(priming || frame.message.is_some()));
-        Ok(Watched { inner: Box::pin(inner), gone: Some(gone), _open: open })
+        Ok(Watched {
+            inner: Box::pin(inner),
+            gone: Some(gone),
+            _open: open,
+        })
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Self::Error> {
@@ -141,7 +154,10 @@ impl SessionManager for Manager {
             // `<n>/<request>` is the rest of a request's own answer, which carries no events of ours.
             None if last_event_id.contains('/') => {
                 let inner = self.inner.resume(id, last_event_id).await?;
-                Ok(Listening { inner: Some(parking_lot::Mutex::new(inner.boxed())), frames: None })
+                Ok(Listening {
+                    inner: Some(parking_lot::Mutex::new(inner.boxed())),
+                    frames: None,
+                })
             }
             None => {
                 let inner = self.inner.create_standalone_stream(id).await?;
@@ -167,7 +183,10 @@ impl Manager {
             known => ServerSseMessage::priming(known.to_string(), RETRY),
         });
         let frames = futures::stream::iter(priming).chain(push::frames(self.app.clone(), listener, places));
-        Ok(Listening { inner: Some(parking_lot::Mutex::new(inner)), frames: Some(Box::pin(frames)) })
+        Ok(Listening {
+            inner: Some(parking_lot::Mutex::new(inner)),
+            frames: Some(Box::pin(frames)),
+        })
     }
 }
 

@@ -6,7 +6,9 @@
 //! - [`listeners`]: stateful MCP sessions and what they hear.
 //! - [`manager`]: rmcp's session manager with ours around it; [`push`]: the GET stream.
 //! - [`handler`]: tools and levels; [`resources`]: sessions' logs.
+//! - [`fixtures`]: what the conformance suite asks for, in servers under test only.
 
+pub mod fixtures;
 pub mod handler;
 pub mod listeners;
 pub mod manager;
@@ -15,7 +17,12 @@ pub mod resources;
 
 use std::sync::Arc;
 
-use axum::{Extension, body::Body, extract::{Request, State}, response::{IntoResponse as _, Response}};
+use axum::{
+    Extension,
+    body::Body,
+    extract::{Request, State},
+    response::{IntoResponse as _, Response},
+};
 use http::{HeaderValue, Method, StatusCode, header};
 use http_body_util::Full;
 use rmcp::{
@@ -24,7 +31,13 @@ use rmcp::{
 };
 use serde_json::json;
 
-use super::{Door, access::{self, Takes}, body::{self, BodyError}, http::Doors, reply};
+use super::{
+    Door,
+    access::{self, Takes},
+    body::{self, BodyError},
+    http::Doors,
+    reply,
+};
 use crate::app::App;
 use handler::Handler;
 use manager::Manager;
@@ -65,7 +78,8 @@ impl Endpoint {
             .with_sse_retry(None)
             .with_cancellation_token(app.stopped.child_token())
             .with_max_request_body_bytes(body::MOST);
-        let service = StreamableHttpService::new(move || Ok(Handler::new(app.clone())), manager.clone(), config);
+        let service =
+            StreamableHttpService::new(move || Ok(Handler::new(app.clone())), manager.clone(), config);
         Self { service, manager }
     }
 
@@ -76,7 +90,11 @@ impl Endpoint {
 }
 
 /// Serves `/mcp`.
-pub async fn serve(State(doors): State<Doors>, Extension(door): Extension<Door>, request: Request) -> Response {
+pub async fn serve(
+    State(doors): State<Doors>,
+    Extension(door): Extension<Door>,
+    request: Request,
+) -> Response {
     let app = &doors.app;
     let grant = match access::admit(app, door, request.headers(), Takes::Bearer).await {
         Ok(grant) => grant,
@@ -85,17 +103,29 @@ pub async fn serve(State(doors): State<Doors>, Extension(door): Extension<Door>,
     let (mut parts, body) = request.into_parts();
     // A session id works for the token that opened the session and for no other.
     if let Some(id) = parts.headers.get(SESSION_ID) {
-        let listener = id.to_str().ok().and_then(|id| app.listeners.get(id)).filter(|l| l.belongs_to(&grant));
+        let listener = id
+            .to_str()
+            .ok()
+            .and_then(|id| app.listeners.get(id))
+            .filter(|l| l.belongs_to(&grant));
         match listener {
             Some(listener) => listener.touch(),
-            None => return rpc_error(StatusCode::NOT_FOUND, -32001, "there is no such MCP session; initialize a new one"),
+            None => {
+                return rpc_error(
+                    StatusCode::NOT_FOUND,
+                    -32001,
+                    "there is no such MCP session; initialize a new one",
+                );
+            }
         }
     }
     let body = match parts.method {
         Method::POST => match body::read(&parts.headers, body).await {
             Ok(bytes) => bytes,
             Err(BodyError::TooLarge) => return reply::too_large(body::MOST),
-            Err(BodyError::Broken) => return rpc_error(StatusCode::BAD_REQUEST, -32700, "the body broke off"),
+            Err(BodyError::Broken) => {
+                return rpc_error(StatusCode::BAD_REQUEST, -32700, "the body broke off");
+            }
         },
         _ => bytes::Bytes::new(),
     };
@@ -106,9 +136,17 @@ pub async fn serve(State(doors): State<Doors>, Extension(door): Extension<Door>,
     }
     parts.extensions.insert(grant.clone());
     let method = parts.method.clone();
-    let answer = doors.mcp.service.handle(http::Request::from_parts(parts, Full::new(body))).await;
+    let answer = doors
+        .mcp
+        .service
+        .handle(http::Request::from_parts(parts, Full::new(body)))
+        .await;
     if answer.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE && !says_content_type(&answer) {
-        return rpc_error(StatusCode::BAD_REQUEST, -32600, "this is not a JSON-RPC message of MCP");
+        return rpc_error(
+            StatusCode::BAD_REQUEST,
+            -32600,
+            "this is not a JSON-RPC message of MCP",
+        );
     }
     if let Some(id) = answer.headers().get(SESSION_ID).and_then(|v| v.to_str().ok()) {
         for idle in app.listeners.own(id, &grant) {
@@ -126,10 +164,18 @@ pub async fn serve(State(doors): State<Doors>, Extension(door): Extension<Door>,
 /// Whether a body is one JSON value and not a batch.
 fn readable(body: &[u8]) -> Result<(), Response> {
     if let Err(e) = serde_json::from_slice::<serde::de::IgnoredAny>(body) {
-        return Err(rpc_error(StatusCode::BAD_REQUEST, -32700, &format!("Parse error: {e}")));
+        return Err(rpc_error(
+            StatusCode::BAD_REQUEST,
+            -32700,
+            &format!("Parse error: {e}"),
+        ));
     }
     match body.iter().find(|b| !b.is_ascii_whitespace()) {
-        Some(b'[') => Err(rpc_error(StatusCode::BAD_REQUEST, -32600, "batches are not supported: send one message a request")),
+        Some(b'[') => Err(rpc_error(
+            StatusCode::BAD_REQUEST,
+            -32600,
+            "batches are not supported: send one message a request",
+        )),
         _ => Ok(()),
     }
 }
@@ -145,6 +191,8 @@ const WRONG_CONTENT_TYPE: &str = "Unsupported Media Type: Content-Type must be a
 fn rpc_error(status: StatusCode, code: i64, message: &str) -> Response {
     let body = json!({ "jsonrpc": "2.0", "id": null, "error": { "code": code, "message": message } });
     let mut response = (status, body.to_string()).into_response();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

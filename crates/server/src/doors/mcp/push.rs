@@ -4,15 +4,30 @@
 //! and the HTTP connection asks it for the next frame when it can take one, so a client that does not
 //! read costs nobody anything. Dropping the stream is how a client's leaving is seen.
 
-use std::{collections::{HashSet, VecDeque}, pin::Pin, sync::Arc, task::{Context, Poll}};
+use std::{
+    collections::{HashSet, VecDeque},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use futures::{Stream, StreamExt as _, future::BoxFuture, stream::{BoxStream, SelectAll}};
-use oubliette_protocol::{Result, event::{Event, EventBody, LOGGER, Status}};
+use futures::{
+    Stream, StreamExt as _,
+    future::BoxFuture,
+    stream::{BoxStream, SelectAll},
+};
+use oubliette_protocol::{
+    Result,
+    event::{Event, EventBody, LOGGER, Status},
+};
 use oubliette_session::PresenceKey;
 use oubliette_store::Follow;
 use parking_lot::Mutex;
 use rmcp::{
-    model::{ResourceUpdatedNotification, ResourceUpdatedNotificationParam, ServerJsonRpcMessage, ServerNotification},
+    model::{
+        ResourceUpdatedNotification, ResourceUpdatedNotificationParam, ServerJsonRpcMessage,
+        ServerNotification,
+    },
     transport::streamable_http_server::session::ServerSseMessage,
 };
 use tokio::sync::watch;
@@ -36,7 +51,10 @@ impl Places {
             let (log, index) = pair.split_once('.')?;
             Some((log.parse().ok()?, index.parse().ok()?))
         });
-        pairs.collect::<Option<Vec<_>>>().filter(|p| p.len() <= MOST_PLACES).map(Self)
+        pairs
+            .collect::<Option<Vec<_>>>()
+            .filter(|p| p.len() <= MOST_PLACES)
+            .map(Self)
     }
 
     fn of(&self, log: usize) -> Option<i64> {
@@ -74,7 +92,9 @@ pub fn notification(event: &Event) -> Result<ServerNotification> {
     let data = serde_json::to_value(event).map_err(oubliette_protocol::Error::internal)?;
     let mut params = LoggingMessageNotificationParam::new(LoggingLevel::Info, data);
     params.logger = Some(LOGGER.to_owned());
-    Ok(ServerNotification::LoggingMessageNotification(LoggingMessageNotification::new(params)))
+    Ok(ServerNotification::LoggingMessageNotification(
+        LoggingMessageNotification::new(params),
+    ))
 }
 
 type Followed = BoxStream<'static, (usize, Result<Arc<Event>>)>;
@@ -106,7 +126,11 @@ impl Drop for Puller {
 }
 
 /// The frames of a GET stream, from where the client was or from where it last messaged each session.
-pub fn frames(app: Arc<App>, listener: Arc<Listener>, resumed: Places) -> impl Stream<Item = ServerSseMessage> + Send + Sync {
+pub fn frames(
+    app: Arc<App>,
+    listener: Arc<Listener>,
+    resumed: Places,
+) -> impl Stream<Item = ServerSseMessage> + Send + Sync {
     let grant = listener.owner().cloned();
     let auth = app.auth.clone();
     let ended: BoxFuture<'static, ()> = match grant {
@@ -130,10 +154,13 @@ pub fn frames(app: Arc<App>, listener: Arc<Listener>, resumed: Places) -> impl S
         app,
         listener,
     };
-    Shared(Mutex::new(Box::pin(futures::stream::unfold(puller, |mut puller| async move {
-        let frame = puller.next().await?;
-        Some((frame, puller))
-    }))))
+    Shared(Mutex::new(Box::pin(futures::stream::unfold(
+        puller,
+        |mut puller| async move {
+            let frame = puller.next().await?;
+            Some((frame, puller))
+        },
+    ))))
 }
 
 impl Puller {
@@ -174,16 +201,24 @@ impl Puller {
     /// Requests that still wait for this caller and lie before the place it comes back to.
     async fn deliver_again(&mut self, key: &PresenceKey) {
         let logs = self.listener.logs();
-        let Ok(open) = self.app.sessions.open_requests(key).await else { return };
+        let Ok(open) = self.app.sessions.open_requests(key).await else {
+            return;
+        };
         for event in open {
-            let Some((number, log)) = logs.iter().enumerate().find(|(_, log)| log.session == event.session_id) else {
+            let Some((number, log)) = logs
+                .iter()
+                .enumerate()
+                .find(|(_, log)| log.session == event.session_id)
+            else {
                 continue;
             };
             if event.index <= self.since(number, log)
                 && let Ok(notification) = notification(&event)
             {
                 // Without an id of its own: it does not move the place the client is at.
-                self.ready.push_back(ServerSseMessage::from_message(ServerJsonRpcMessage::notification(notification)));
+                self.ready.push_back(ServerSseMessage::from_message(
+                    ServerJsonRpcMessage::notification(notification),
+                ));
             }
         }
     }
@@ -191,7 +226,10 @@ impl Puller {
     /// The index a log is followed after. Where the client was is said once: a log that is followed again
     /// goes on where this stream was.
     fn since(&self, number: usize, log: &Log) -> i64 {
-        self.places.of(number).or_else(|| self.resumed.of(number)).unwrap_or(log.from)
+        self.places
+            .of(number)
+            .or_else(|| self.resumed.of(number))
+            .unwrap_or(log.from)
     }
 
     /// Follows every log that is heard and not followed yet.
@@ -200,7 +238,11 @@ impl Puller {
             if self.attached.contains(&number) || !(log.events || log.signs) {
                 continue;
             }
-            let follow = self.app.store.events().follow(&log.session, self.since(number, &log));
+            let follow = self
+                .app
+                .store
+                .events()
+                .follow(&log.session, self.since(number, &log));
             self.followed.push(until_ended(number, follow).boxed());
             self.attached.insert(number);
         }
@@ -214,19 +256,25 @@ impl Puller {
         }
         if log.signs {
             let params = ResourceUpdatedNotificationParam::new(uri(&log.session));
-            self.frame(ServerNotification::ResourceUpdatedNotification(ResourceUpdatedNotification::new(params)));
+            self.frame(ServerNotification::ResourceUpdatedNotification(
+                ResourceUpdatedNotification::new(params),
+            ));
         }
         Some(())
     }
 
     fn frame(&mut self, notification: ServerNotification) {
         let message = ServerJsonRpcMessage::notification(notification);
-        self.ready.push_back(ServerSseMessage::new(self.places.to_string(), message));
+        self.ready
+            .push_back(ServerSseMessage::new(self.places.to_string(), message));
     }
 }
 
 /// A log until its session has ended: a client that started thousands does not follow them all for ever.
-fn until_ended(number: usize, follow: Follow<Arc<Event>>) -> impl Stream<Item = (usize, Result<Arc<Event>>)> + Send {
+fn until_ended(
+    number: usize,
+    follow: Follow<Arc<Event>>,
+) -> impl Stream<Item = (usize, Result<Arc<Event>>)> + Send {
     futures::stream::unfold(Some(follow), move |follow| async move {
         let mut follow = follow?;
         let item = follow.next().await?;
