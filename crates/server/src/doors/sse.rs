@@ -91,7 +91,7 @@ pub async fn session(
             &doors.app,
             &grant,
             events,
-            |e| (e.index, e.body.kind()),
+            |e| e.index,
             held,
         ))
     };
@@ -136,7 +136,7 @@ pub async fn debugger(
             &doors.app,
             &grant,
             events,
-            |e| (e.index, e.body.kind()),
+            |e| e.index,
             None,
         ))
     };
@@ -148,7 +148,7 @@ fn stream<T: Serialize + Send + Sync + 'static>(
     app: &Arc<App>,
     grant: &Grant,
     events: impl Stream<Item = Result<Arc<T>>> + Send + 'static,
-    name: fn(&T) -> (i64, &'static str),
+    index: fn(&T) -> i64,
     held: Option<Held>,
 ) -> Response {
     let (auth, grant, stopping) = (app.auth.clone(), grant.clone(), app.stopping.clone());
@@ -169,11 +169,8 @@ fn stream<T: Serialize + Send + Sync + 'static>(
         })
         .filter_map(|item| std::future::ready(item.ok()))
         .filter_map(move |item| {
-            let (index, kind) = name(&item);
-            let frame = Frame::default()
-                .id(index.to_string())
-                .event(kind)
-                .json_data(&*item);
+            // Unnamed: a browser's `onmessage` hears every one of them, and the type is in the data.
+            let frame = Frame::default().id(index(&item).to_string()).json_data(&*item);
             std::future::ready(frame.ok())
         })
         .map(move |frame| {
