@@ -2,18 +2,22 @@
 
 #![allow(deprecated, reason = "older revisions have what newer ones deprecate")]
 
-use std::{borrow::Cow, collections::HashMap, sync::{Arc, OnceLock}};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use http::request::Parts;
 use oubliette_protocol::{Error, event::Event};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
-        CallToolRequestParams, CallToolResponse, CallToolResult, CompleteRequestMethod, CompleteRequestParams,
-        CompleteResult, ContentBlock, GetPromptRequestMethod, GetPromptRequestParams, GetPromptResponse, Implementation,
-        ListPromptsRequestMethod, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult,
-        PaginatedRequestParams, ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
-        ServerConfig, SetLevelRequestMethod, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, Tool,
+        CallToolRequestParams, CallToolResponse, CallToolResult, CompleteRequestParams, CompleteResult,
+        ContentBlock, GetPromptRequestParams, GetPromptResponse, Implementation, ListPromptsResult,
+        ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
+        ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig,
+        SetLevelRequestMethod, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, Tool,
         ToolAnnotations, UnsubscribeRequestParams,
     },
     service::{NotificationContext, Peer, RequestContext, SubscriptionContext},
@@ -21,7 +25,7 @@ use rmcp::{
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::{VERSIONS, listeners::Listener, manager::Gone, push, resources};
+use super::{VERSIONS, fixtures, listeners::Listener, manager::Gone, push, resources};
 use crate::{
     actions::{self, Definition, Effect, EventSink, Origin, Outside},
     app::App,
@@ -61,11 +65,23 @@ impl Handler {
         let id = parts.headers.get(super::SESSION_ID)?.to_str().ok()?;
         self.app.listeners.get(id)
     }
+
+    /// A tool of the conformance suite, in a server that serves them.
+    fn fixture(&self, name: &str) -> Option<Tool> {
+        fixtures::find(name).filter(|_| self.app.config.test_fixtures)
+    }
 }
 
 /// Whether a request is of a revision with sessions.
-fn is_legacy(context: &RequestContext<RoleServer>) -> bool {
-    context.protocol_version().is_none_or(|v| v.as_str() < ProtocolVersion::V_2026_07_28.as_str())
+pub(super) fn is_legacy(context: &RequestContext<RoleServer>) -> bool {
+    context
+        .protocol_version()
+        .is_none_or(|v| v.as_str() < ProtocolVersion::V_2026_07_28.as_str())
+}
+
+/// Whether a stateless request takes events on its own answer.
+pub(super) fn wants_events(context: &RequestContext<RoleServer>) -> bool {
+    !is_legacy(context) && context.meta.log_level().is_some()
 }
 
 /// Sends events on a stateless request's own answer.
@@ -87,7 +103,10 @@ impl EventSink for OwnStream {
 fn tool(definition: &'static Definition) -> Tool {
     static TOOLS: OnceLock<HashMap<&'static str, Tool>> = OnceLock::new();
     let tools = TOOLS.get_or_init(|| actions::all().iter().map(|d| (d.name, made(d))).collect());
-    tools.get(definition.name).cloned().unwrap_or_else(|| made(definition))
+    tools
+        .get(definition.name)
+        .cloned()
+        .unwrap_or_else(|| made(definition))
 }
 
 fn made(definition: &'static Definition) -> Tool {
@@ -118,12 +137,16 @@ impl ServerHandler for Handler {
     fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder()
             .enable_logging()
+            .enable_completions()
+            .enable_prompts()
             .enable_resources()
             .enable_resources_subscribe()
             .enable_tools()
             .build();
         ServerConfig::new(capabilities)
-            .with_server_info(Implementation::new("oubliette", env!("CARGO_PKG_VERSION")).with_title("Oubliette"))
+            .with_server_info(
+                Implementation::new("oubliette", env!("CARGO_PKG_VERSION")).with_title("Oubliette"),
+            )
             .with_instructions(INSTRUCTIONS)
     }
 
@@ -137,11 +160,15 @@ impl ServerHandler for Handler {
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let grant = Self::grant(&context)?;
-        Ok(ListToolsResult::with_all_items(actions::visible(&grant).map(tool).collect()))
+        let mut tools: Vec<_> = actions::visible(&grant).map(tool).collect();
+        if self.app.config.test_fixtures {
+            tools.extend(fixtures::tools());
+        }
+        Ok(ListToolsResult::with_all_items(tools))
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        actions::find(name).map(tool)
+        actions::find(name).map(tool).or_else(|| self.fixture(name))
     }
 
     async fn call_tool(
@@ -150,17 +177,26 @@ impl ServerHandler for Handler {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let grant = Self::grant(&context)?;
-        if actions::find(&request.name).is_none() {
-            return Err(ErrorData::invalid_params(actions::unknown(&request.name).message, None));
+        if self.fixture(&request.name).is_some() {
+            return fixtures::call(request, context).await;
         }
-        let legacy = is_legacy(&context);
-        let broken_off = context.extensions.get::<Gone>().map(|g| g.0.clone()).unwrap_or_default();
+        if actions::find(&request.name).is_none() {
+            return Err(ErrorData::invalid_params(
+                actions::unknown(&request.name).message,
+                None,
+            ));
+        }
+        let broken_off = context
+            .extensions
+            .get::<Gone>()
+            .map(|g| g.0.clone())
+            .unwrap_or_default();
         let gone = CancellationToken::new();
-        let streams = !legacy && context.meta.log_level().is_some();
         let origin = Origin::Outside(Outside {
             mcp_session: self.listener(&context).map(|l| l.id.clone()),
             gone: gone.clone(),
-            stream: streams.then(|| Arc::new(OwnStream(context.peer.clone())) as Arc<dyn EventSink>),
+            stream: wants_events(&context)
+                .then(|| Arc::new(OwnStream(context.peer.clone())) as Arc<dyn EventSink>),
         });
         let leaving = async {
             tokio::select! {
@@ -171,7 +207,13 @@ impl ServerHandler for Handler {
             // What was begun is finished: half a change is worse than one nobody waits for.
             std::future::pending::<()>().await;
         };
-        let work = actions::perform(&self.app, &grant, &request.name, request.arguments.unwrap_or_default(), &origin);
+        let work = actions::perform(
+            &self.app,
+            &grant,
+            &request.name,
+            request.arguments.unwrap_or_default(),
+            &origin,
+        );
         let outcome = tokio::select! {
             outcome = work => outcome,
             () = leaving => Err(Error::internal("unreachable")),
@@ -179,7 +221,11 @@ impl ServerHandler for Handler {
         Ok(tool_result(outcome).into())
     }
 
-    async fn set_level(&self, _: SetLevelRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+    async fn set_level(
+        &self,
+        _: SetLevelRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
         // Session events are not log lines: no level hides them.
         match is_legacy(&context) {
             true => Ok(()),
@@ -187,20 +233,33 @@ impl ServerHandler for Handler {
         }
     }
 
-    async fn complete(&self, _: CompleteRequestParams, _: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
-        Err(ErrorData::method_not_found::<CompleteRequestMethod>())
+    async fn complete(
+        &self,
+        request: CompleteRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CompleteResult, ErrorData> {
+        let grant = Self::grant(&context)?;
+        resources::complete(&self.app, &grant, &request).await
     }
 
+    // There are no prompts. That is said in so many words, because clients ask whether or not it was declared.
     async fn list_prompts(
         &self,
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListPromptsResult, ErrorData> {
-        Err(ErrorData::method_not_found::<ListPromptsRequestMethod>())
+        Ok(ListPromptsResult::with_all_items(Vec::new()))
     }
 
-    async fn get_prompt(&self, _: GetPromptRequestParams, _: RequestContext<RoleServer>) -> Result<GetPromptResponse, ErrorData> {
-        Err(ErrorData::method_not_found::<GetPromptRequestMethod>())
+    async fn get_prompt(
+        &self,
+        request: GetPromptRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
+        Err(ErrorData::invalid_params(
+            format!("there is no prompt {:?}", request.name),
+            None,
+        ))
     }
 
     async fn list_resources(
@@ -229,7 +288,11 @@ impl ServerHandler for Handler {
         Ok(resources::read(&self.app, &grant, &request.uri).await?.into())
     }
 
-    async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+    async fn subscribe(
+        &self,
+        request: SubscribeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
         let grant = Self::grant(&context)?;
         let (session, last) = resources::find(&self.app, &grant, &request.uri).await?;
         if let Some(listener) = self.listener(&context) {
