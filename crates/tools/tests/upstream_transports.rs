@@ -6,7 +6,10 @@ mod upstream_support;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use oubliette_protocol::{ErrorCode, tool::Light};
@@ -95,12 +98,19 @@ async fn cancellation_passes(upstream: &Arc<Upstream>, server: &ToolServer) {
         cancel: cancel.clone(),
         ..CallContext::default()
     };
-    let before = server.cancelled.load(Ordering::SeqCst);
+    let count = |what: &AtomicUsize| what.load(Ordering::SeqCst);
+    let (slept, before) = (count(&server.sleeping), count(&server.cancelled));
     let call = tokio::spawn({
         let upstream = upstream.clone();
         async move { upstream.call("sleep", object(json!({"ms":60_000})), &ctx).await }
     });
-    ask(upstream, "echo", json!({"text":"the call before is open"})).await;
+    // Over HTTP requests overtake each other: only the server knows that it has begun.
+    soon("the call to begin", async {
+        while count(&server.sleeping) == slept {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     cancel.cancel();
     assert!(
         soon("the cancelled call", call)
@@ -111,7 +121,7 @@ async fn cancellation_passes(upstream: &Arc<Upstream>, server: &ToolServer) {
             .contains("cancelled")
     );
     soon("the server's cancellation", async {
-        while server.cancelled.load(Ordering::SeqCst) == before {
+        while count(&server.cancelled) == before {
             tokio::task::yield_now().await;
         }
     })
@@ -330,6 +340,7 @@ async fn the_new_lifecycle_is_spoken_over_http() {
 struct Killable {
     runtime: Option<tokio::runtime::Runtime>,
     address: SocketAddr,
+    handler: ToolServer,
 }
 
 impl Killable {
@@ -339,12 +350,13 @@ impl Killable {
             .enable_all()
             .build()
             .unwrap();
-        let config = StreamableHttpServerConfig::default();
-        let serve = http_server(ToolServer::default(), config, address, CancellationToken::new());
+        let (handler, config) = (ToolServer::default(), StreamableHttpServerConfig::default());
+        let serve = http_server(handler.clone(), config, address, CancellationToken::new());
         let address = std::thread::scope(|scope| scope.spawn(|| runtime.block_on(serve)).join().unwrap());
         Self {
             runtime: Some(runtime),
             address,
+            handler,
         }
     }
 
@@ -378,7 +390,12 @@ async fn an_http_server_that_went_away_is_reached_again() {
                 .await
         }
     });
-    ask(&upstream, "echo", json!({"text":"the call before is open"})).await;
+    soon("the call to begin", async {
+        while server.handler.sleeping.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     server.kill();
     let error = soon("the open call", open).await.unwrap().unwrap_err();
     assert!(error.message.contains("outcome unknown"), "{}", error.message);

@@ -184,29 +184,21 @@ impl Traffic {
         }
     }
 
-    /// The answer to a request of ours over HTTP, if `text` is one and the client need not read it.
+    /// The answer to a request of ours over HTTP, if `text` is one and the client need not read it. The
+    /// request stays open until the client's transport has passed on what came before it, progress above
+    /// all; [`Traffic::sift`] sees the end of it.
     pub(super) fn answered(&self, text: &Bytes) -> Option<ServerJsonRpcMessage> {
         let envelope: Envelope<'_> = serde_json::from_slice(text).ok()?;
-        match self.calls.lock().get(&envelope.number()?)?.for_http {
-            ForHttp::Shown => None,
-            ForHttp::Hidden => Some(()),
-        }?;
-        self.settle(&envelope, text)
+        let (id, result) = envelope.answer()?;
+        let calls = self.calls.lock();
+        let open = calls.get(&id).filter(|open| open.for_http == ForHttp::Hidden)?;
+        Some(keep(open, id, text, result))
     }
 
-    /// The answer to a request of ours, if `text` is one: its result is kept as it stands, and the client
-    /// learns only that it came.
+    /// The answer to a request of ours, if `text` is one.
     fn settle(&self, envelope: &Envelope<'_>, text: &Bytes) -> Option<ServerJsonRpcMessage> {
-        let (None, Some(result)) = (&envelope.method, envelope.result) else {
-            return None;
-        };
-        let id = envelope.number()?;
-        let open = self.close(id)?;
-        *open.answer.lock() = Some(text.slice_ref(result.get().as_bytes()));
-        Some(ServerJsonRpcMessage::response(
-            ServerResult::empty(()),
-            NumberOrString::Number(id),
-        ))
+        let (id, result) = envelope.answer()?;
+        Some(keep(&self.close(id)?, id, text, result))
     }
 
     /// Takes out of the client's way what is dealt with here.
@@ -334,11 +326,20 @@ struct Envelope<'a> {
     result: Option<&'a RawValue>,
 }
 
-impl Envelope<'_> {
-    /// Its id, if it is one of ours. Some servers answer a number with its text.
-    fn number(&self) -> Option<i64> {
-        self.id?.get().trim_matches('"').parse().ok()
+impl<'a> Envelope<'a> {
+    /// Id and result, if it is an answer to one of ours. Some servers answer a number with its text.
+    fn answer(&self) -> Option<(i64, &'a RawValue)> {
+        match self.method {
+            Some(_) => None,
+            None => Some((self.id?.get().trim_matches('"').parse().ok()?, self.result?)),
+        }
     }
+}
+
+/// Keeps a result as it stands; the client learns only that it came.
+fn keep(open: &Open, id: i64, text: &Bytes, result: &RawValue) -> ServerJsonRpcMessage {
+    *open.answer.lock() = Some(text.slice_ref(result.get().as_bytes()));
+    ServerJsonRpcMessage::response(ServerResult::empty(()), NumberOrString::Number(id))
 }
 
 /// Reads a call's result, whatever its content blocks are.
@@ -419,6 +420,18 @@ mod tests {
             assert!(result.is_error);
         }
         assert!(traffic.calls.lock().is_empty());
+    }
+
+    #[test]
+    fn an_answer_over_http_leaves_the_way_free_for_what_came_before_it() {
+        let traffic = traffic();
+        let answer = call(&traffic, 3);
+        let text = Bytes::from_static(br#"{"jsonrpc":"2.0","id":3,"result":{"content":[]}}"#);
+        let passed_on = traffic.answered(&text).unwrap();
+        assert!(answer.lock().is_some() && traffic.calls.lock().contains_key(&3));
+        traffic.sift(passed_on, 0).unwrap();
+        assert!(traffic.calls.lock().is_empty());
+        assert_eq!(traffic.unasked.lock().messages, 0);
     }
 
     #[test]

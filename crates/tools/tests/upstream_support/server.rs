@@ -20,6 +20,8 @@ use tokio::sync::watch;
 /// The server. Clones share its state, as the sessions of one HTTP server do.
 #[derive(Clone)]
 pub struct ToolServer {
+    /// Calls of `sleep` that began.
+    pub sleeping: Arc<AtomicUsize>,
     pub cancelled: Arc<AtomicUsize>,
     pub grown: Arc<watch::Sender<usize>>,
     pub page: usize,
@@ -32,6 +34,7 @@ impl Default for ToolServer {
             .and_then(|page| page.parse().ok())
             .unwrap_or(100);
         Self {
+            sleeping: Arc::default(),
             cancelled: Arc::default(),
             grown: Arc::new(watch::Sender::new(0)),
             page,
@@ -118,6 +121,7 @@ impl ServerHandler for ToolServer {
         let result = match &*request.name {
             "echo" => text(string("text")),
             "sleep" => {
+                self.sleeping.fetch_add(1, Ordering::SeqCst);
                 tokio::select! {
                     () = tokio::time::sleep(std::time::Duration::from_millis(number("ms"))) => text("slept"),
                     () = context.ct.cancelled() => {
