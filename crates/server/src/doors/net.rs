@@ -17,8 +17,9 @@ use tower::ServiceExt as _;
 use super::{Door, control};
 use crate::config::Tls;
 
-/// How long a client may take to send the head of a request.
-const HEAD: Duration = Duration::from_secs(15);
+/// How long a client may take to send the head of a request; also how long a connection is kept for the
+/// next one.
+const HEAD: Duration = Duration::from_secs(75);
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long what was sent may stay unacknowledged before the other end counts as gone. With keep-alives

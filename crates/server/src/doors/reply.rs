@@ -11,7 +11,14 @@ use serde::Serialize;
 /// A JSON body.
 pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
     match serde_json::to_vec(body) {
-        Ok(bytes) => (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
+        Ok(bytes) => {
+            // Answers may hold what is shown once.
+            let headers = [
+                (header::CONTENT_TYPE, "application/json"),
+                (header::CACHE_CONTROL, "no-store"),
+            ];
+            (status, headers, bytes).into_response()
+        }
         Err(e) => {
             tracing::error!(error = %e, "an answer could not be written as JSON");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()

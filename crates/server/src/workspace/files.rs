@@ -174,7 +174,7 @@ fn entries(fd: &OwnedFd) -> rustix::io::Result<Vec<Entry>> {
             name: name.to_string_lossy().into_owned(),
             kind: kind(FileType::from_raw_mode(stat.st_mode)),
             size: u64::try_from(stat.st_size).unwrap_or(0),
-            modified: jiff::Timestamp::from_second(stat.st_mtime as i64).ok(),
+            modified: jiff::Timestamp::from_second(stat.st_mtime).ok(),
         });
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));

@@ -10,6 +10,7 @@ use std::{
 };
 
 use oubliette_protocol::{Error, ProjectId, Result, WorkspaceId, id::quoted};
+use oubliette_sandbox::disk_usage;
 use tokio::{io::AsyncReadExt as _, process::Command};
 
 use super::repository;
@@ -17,6 +18,8 @@ use crate::{app::App, config::TrustConfig};
 
 /// How long a clone may take.
 const CLONE: Duration = Duration::from_secs(300);
+/// How often the size of a clone under way is looked at.
+const LOOK_AT_SIZE: Duration = Duration::from_secs(1);
 /// How long looking at a workspace may take.
 const LOOK: Duration = Duration::from_secs(60);
 /// The most of a diff that is shown.
@@ -193,11 +196,27 @@ struct Ran {
     stderr: String,
 }
 
+/// Git and what it started, ended when it is given up.
+struct Group(Option<u32>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let leader = self
+            .0
+            .and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
+        if let Some(leader) = leader {
+            // Not reaped yet, so the number is still its own.
+            let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
+        }
+    }
+}
+
 /// Runs git, bounded in time and output.
 async fn run(mut git: Command, most: usize, within: Duration) -> Result<Ran> {
     let mut child = git
         .spawn()
         .map_err(|e| Error::unavailable("git could not be started on the server; install git").with_log(e))?;
+    let mut group = Group(child.id());
     let (Some(mut out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(Error::internal("git without pipes"));
     };
@@ -221,6 +240,7 @@ async fn run(mut git: Command, most: usize, within: Duration) -> Result<Ran> {
         };
         let ((stdout, truncated), stderr) = tokio::join!(stdout, stderr);
         let status = child.wait().await.map_err(Error::internal)?;
+        group.0 = None;
         Ok(Ran {
             ok: status.success() || truncated,
             stdout,
@@ -245,8 +265,39 @@ async fn must(git: Command, what: &str) -> Result<Ran> {
     }
 }
 
-/// Clones an origin into an empty folder.
-pub async fn clone(origin: &Origin, dir: &Path) -> Result<()> {
+/// Ends when a folder holds more than it may.
+async fn outgrown(dir: &Path, most: u64) {
+    loop {
+        tokio::time::sleep(LOOK_AT_SIZE).await;
+        let dir = dir.to_owned();
+        let usage = tokio::task::spawn_blocking(move || disk_usage(&dir, most)).await;
+        if usage.is_ok_and(|usage| usage.over) {
+            return;
+        }
+    }
+}
+
+/// Clones an origin into an empty folder, which may not hold more than so many bytes.
+pub async fn clone(origin: &Origin, dir: &Path, most: u64) -> Result<()> {
+    let too_large = || {
+        Error::limit_exceeded(format!(
+            "source.git: {} holds more than the {} MiB a workspace may",
+            without_password(&origin.url),
+            most / 1024 / 1024
+        ))
+    };
+    tokio::select! {
+        cloned = clone_whole(origin, dir) => cloned?,
+        () = outgrown(dir, most) => return Err(too_large()),
+    }
+    let dir = dir.to_owned();
+    let usage = tokio::task::spawn_blocking(move || disk_usage(&dir, most))
+        .await
+        .map_err(Error::internal)?;
+    if usage.over { Err(too_large()) } else { Ok(()) }
+}
+
+async fn clone_whole(origin: &Origin, dir: &Path) -> Result<()> {
     let allow_local = if origin.local { "always" } else { "never" };
     let mut command = git(dir);
     command
@@ -429,6 +480,8 @@ async fn diff_of(repository: &Path, dir: &Path) -> Result<Diff> {
 mod tests {
     use super::*;
 
+    const ROOM: u64 = 1 << 30;
+
     fn plain(dir: &Path) -> std::process::Command {
         let mut git = std::process::Command::new("git");
         git.current_dir(dir).args([
@@ -515,7 +568,7 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let kept = tempfile::tempdir().unwrap();
         let repository = kept.path().join("w.git");
-        clone(&origin, work.path()).await.unwrap();
+        clone(&origin, work.path(), ROOM).await.unwrap();
         baseline(&repository, work.path()).await.unwrap();
         assert_eq!(diff_of(&repository, work.path()).await.unwrap().text, "");
         std::fs::write(work.path().join("a.txt"), "two\n").unwrap();
@@ -534,22 +587,29 @@ mod tests {
     #[tokio::test]
     async fn a_branch_is_checked_out_and_a_missing_ref_is_refused() {
         let source = repo();
-        let url = source.path().display().to_string();
-        let work = tempfile::tempdir().unwrap();
-        clone(
-            &Origin::check(&url, Some("side"), &trusting(source.path())).unwrap(),
-            work.path(),
-        )
-        .await
-        .unwrap();
+        let origin = |reference: &str| {
+            Origin::check(
+                &source.path().display().to_string(),
+                Some(reference),
+                &trusting(source.path()),
+            )
+            .unwrap()
+        };
+        let (work, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        clone(&origin("side"), work.path(), ROOM).await.unwrap();
         assert!(work.path().join("b.txt").exists());
-        let other = tempfile::tempdir().unwrap();
-        let refused = clone(
-            &Origin::check(&url, Some("nowhere"), &trusting(source.path())).unwrap(),
-            other.path(),
-        )
-        .await;
+        let refused = clone(&origin("nowhere"), other.path(), ROOM).await;
         assert!(refused.unwrap_err().message.contains("nowhere"));
+    }
+
+    #[tokio::test]
+    async fn a_clone_that_is_too_large_is_refused() {
+        let source = repo();
+        let url = source.path().display().to_string();
+        let origin = Origin::check(&url, None, &trusting(source.path())).unwrap();
+        let work = tempfile::tempdir().unwrap();
+        let refused = clone(&origin, work.path(), 1).await.unwrap_err();
+        assert_eq!(refused.code, oubliette_protocol::ErrorCode::LimitExceeded);
     }
 
     #[tokio::test]

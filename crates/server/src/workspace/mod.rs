@@ -26,7 +26,7 @@ pub async fn create(
     let made = dir.clone();
     crate::actions::blocking(move || disk::private_dir(&made)).await?;
     if let Some(origin) = origin {
-        git::clone(origin, &dir).await?;
+        git::clone(origin, &dir, app.config.sandbox.workspace_mb * 1024 * 1024).await?;
         git::baseline(&repository(app, project, workspace), &dir).await?;
     }
     Ok(())

@@ -130,9 +130,9 @@ pub async fn serve(
         _ => bytes::Bytes::new(),
     };
     if parts.method == Method::POST
-        && let Err(refused) = readable(&body)
+        && let Some((code, why)) = unreadable(&body)
     {
-        return refused;
+        return rpc_error(StatusCode::BAD_REQUEST, code, &why);
     }
     parts.extensions.insert(grant.clone());
     let method = parts.method.clone();
@@ -161,23 +161,14 @@ pub async fn serve(
     answer
 }
 
-/// Whether a body is one JSON value and not a batch.
-fn readable(body: &[u8]) -> Result<(), Response> {
+/// What is wrong with a body that is not one JSON value, or is a batch.
+fn unreadable(body: &[u8]) -> Option<(i64, String)> {
     if let Err(e) = serde_json::from_slice::<serde::de::IgnoredAny>(body) {
-        return Err(rpc_error(
-            StatusCode::BAD_REQUEST,
-            -32700,
-            &format!("Parse error: {e}"),
-        ));
+        return Some((-32700, format!("Parse error: {e}")));
     }
-    match body.iter().find(|b| !b.is_ascii_whitespace()) {
-        Some(b'[') => Err(rpc_error(
-            StatusCode::BAD_REQUEST,
-            -32600,
-            "batches are not supported: send one message a request",
-        )),
-        _ => Ok(()),
-    }
+    let first = body.iter().find(|b| !b.is_ascii_whitespace());
+    let batch = "batches are not supported: send one message a request";
+    (first == Some(&b'[')).then(|| (-32600, batch.to_owned()))
 }
 
 /// rmcp answers 415 both to a wrong content type and to a body it cannot read; only the second is ours
