@@ -16,7 +16,7 @@ export function millis(ms: number): string {
 }
 
 export function clock(ts: string): string {
-  return ts.slice(11, 23);
+  return ts.slice(11, 19);
 }
 
 export function bytes(count: number): string {

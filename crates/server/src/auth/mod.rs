@@ -9,7 +9,6 @@ pub mod limit;
 pub mod secret;
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -18,15 +17,12 @@ use std::{
 use jiff::Timestamp;
 use oubliette_protocol::{Error, Principal, ProjectId, Result, Scope, SessionId, TokenId};
 use oubliette_store::{NewToken, Store, TokenRow};
-use parking_lot::Mutex;
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::watch;
 
 pub use grant::{Grant, Via};
 use limit::Buckets;
 
-/// Cookies kept at once; the oldest goes first.
-const MOST_COOKIES: usize = 10_000;
 /// A cookie's longest life.
 const COOKIE_LIFE: Duration = Duration::from_secs(30 * 86_400);
 
@@ -34,16 +30,9 @@ const COOKIE_LIFE: Duration = Duration::from_secs(30 * 86_400);
 #[derive(Debug)]
 pub struct Auth {
     store: Store,
-    cookies: Mutex<HashMap<secret::Hash, Cookie>>,
     failed_logins: Buckets<IpAddr>,
     /// Counts revocations, so that what is held open can look again at once.
     revocations: watch::Sender<u64>,
-}
-
-#[derive(Debug, Clone)]
-struct Cookie {
-    token_id: TokenId,
-    since: Instant,
 }
 
 /// What a new token is to be.
@@ -66,7 +55,6 @@ impl Auth {
     pub fn new(store: Store) -> Arc<Self> {
         Arc::new(Self {
             store,
-            cookies: Mutex::default(),
             // Ten at once, then one every six seconds: enough for typing errors, too few for guessing.
             failed_logins: Buckets::new(1.0 / 6.0, 10.0),
             revocations: watch::channel(0).0,
@@ -91,15 +79,9 @@ impl Auth {
 
     /// The console's cookie.
     pub async fn cookie(&self, text: &str) -> Result<Grant> {
-        let key = secret::hash(text);
-        let found = self.cookies.lock().get(&key).cloned();
-        let found = found
-            .filter(|c| c.since.elapsed() < COOKIE_LIFE)
-            .ok_or_else(logged_out)?;
-        let row = self.store.token_get(&found.token_id).await?;
-        grant(row, Via::Cookie).inspect_err(|_| {
-            self.cookies.lock().remove(&key);
-        })
+        let login = self.store.login_token(&secret::hash(text), COOKIE_LIFE).await?;
+        let token = login.ok_or_else(logged_out)?;
+        grant(self.store.token_get(&token).await?, Via::Cookie)
     }
 
     /// Exchanges a token for a cookie.
@@ -116,20 +98,14 @@ impl Auth {
         let Some(token_id) = grant.token_id().cloned() else {
             return Err(LoginError::Refused(refused()));
         };
-        let (cookie, key) = secret::cookie();
-        let mut cookies = self.cookies.lock();
-        if cookies.len() >= MOST_COOKIES
-            && let Some(oldest) = cookies.iter().min_by_key(|(_, c)| c.since).map(|(k, _)| *k)
-        {
-            cookies.remove(&oldest);
-        }
-        cookies.insert(key, Cookie { token_id, since: now });
+        let (cookie, hash) = secret::cookie();
+        self.store.login_insert(&hash, &token_id).await.map_err(LoginError::Refused)?;
         Ok((grant, cookie))
     }
 
     /// Forgets a cookie.
-    pub fn logout(&self, cookie: &str) {
-        self.cookies.lock().remove(&secret::hash(cookie));
+    pub async fn logout(&self, cookie: &str) -> Result<()> {
+        self.store.login_delete(&secret::hash(cookie)).await
     }
 
     /// Makes a token and returns it; only its hash is kept.
@@ -153,7 +129,6 @@ impl Auth {
     /// Ends a token; whatever it holds open is told at once.
     pub async fn revoke(&self, token_id: &TokenId) -> Result<bool> {
         let revoked = self.store.token_revoke(token_id).await?;
-        self.cookies.lock().retain(|_, c| &c.token_id != token_id);
         self.revocations.send_modify(|n| *n += 1);
         Ok(revoked)
     }

@@ -157,8 +157,10 @@ pub async fn login(
 
 /// `POST /api/logout`.
 pub async fn logout(State(doors): State<Doors>, headers: HeaderMap) -> Response {
-    if let Some(cookie) = access::cookie(&headers) {
-        doors.app.auth.logout(cookie);
+    if let Some(cookie) = access::cookie(&headers)
+        && let Err(error) = doors.app.auth.logout(cookie).await
+    {
+        return reply::error(&error);
     }
     let mut response = reply::json(StatusCode::OK, &json!({ "logged_out": true }));
     let gone = format!(

@@ -1,6 +1,7 @@
 //! The tables, a file a noun. Each has its row, its reads and its writes.
 
 pub mod audit;
+pub mod logins;
 pub mod memory;
 pub mod projects;
 pub(crate) mod purge;
