@@ -44,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 use server::ToolServer;
 
 /// Nothing in these tests takes this long.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
