@@ -73,7 +73,7 @@ pub enum Command {
     /// Serve, making the home with samples and an admin token on the first run.
     Up(serve::Args),
     /// Serve an existing home, or an empty one.
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Run one turn, live in the terminal.
     Run(run::Args),
     /// Chat with an agent, switching agents as you go.

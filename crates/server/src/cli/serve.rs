@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use oubliette_protocol::Result;
+use oubliette_protocol::{Error, Result};
 use serde_json::json;
 
 use super::{Context, address, output::Output};
-use crate::{config::{self, Config}, lifecycle::{self, Serve}, logging};
+use crate::{config::{self, Config}, doors::mcp::fixtures, lifecycle::{self, Serve}, logging};
 
 /// Arguments of `serve` and `up`.
 #[derive(Debug, clap::Args)]
@@ -17,6 +17,17 @@ pub struct Args {
     /// Allow another address than loopback without TLS.
     #[arg(long)]
     pub insecure: bool,
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, clap::Args)]
+pub struct ServeArgs {
+    /// What `up` takes too.
+    #[command(flatten)]
+    pub args: Args,
+    /// Serve the tools that the MCP conformance suite asks for.
+    #[arg(long, hide = true)]
+    pub test_fixtures: bool,
 }
 
 fn listen(text: &str) -> Result<SocketAddr, String> {
@@ -34,8 +45,16 @@ pub fn settings(args: &Args, context: &Context) -> Result<Serve> {
 }
 
 /// Serves until it is told to stop.
-pub async fn run(args: Args, context: Context) -> Result<()> {
-    let running = lifecycle::start(settings(&args, &context)?).await?;
+pub async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: Context) -> Result<()> {
+    if test_fixtures && std::env::var_os(fixtures::VARIABLE).is_none_or(|set| set != "1") {
+        return Err(Error::invalid(format!(
+            "--test-fixtures is for the MCP conformance suite and takes {}=1 beside it; no other server wants it",
+            fixtures::VARIABLE
+        )));
+    }
+    let mut settings = settings(&args, &context)?;
+    settings.config.test_fixtures = test_fixtures;
+    let running = lifecycle::start(settings).await?;
     let url = running.url();
     let shape = json!({ "url": format!("{url}/"), "mcp_url": format!("{url}/mcp"), "home": running.app.home.root() });
     match context.output {
