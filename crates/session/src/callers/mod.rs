@@ -16,6 +16,7 @@ mod shell_tests;
 
 use std::{
     sync::{Arc, Weak},
+    task::Poll,
     time::Instant,
 };
 
@@ -115,11 +116,9 @@ impl CallerBook {
                     .book
                     .declare(declarer.clone(), declaration, holds, Instant::now())
             })?;
-        for ended in ended {
-            self.finish(ended).await;
-        }
         self.look_sooner();
         self.changes.send_modify(|version| *version += 1);
+        self.finish(ended).await;
         Ok(())
     }
 
@@ -185,7 +184,7 @@ impl CallerBook {
         let answered = known.and_then(|id| self.state.lock().book.answer(&id, &owner, ending));
         match answered {
             Ok(ended) => {
-                self.finish(ended).await;
+                self.finish(vec![ended]).await;
                 Ok(())
             }
             Err(refusal) => {
@@ -229,9 +228,7 @@ impl CallerBook {
     /// The session is over: every open call ends as cancelled.
     pub(crate) async fn close(&self) {
         let ended = self.state.lock().book.close();
-        for ended in ended {
-            self.finish(ended).await;
-        }
+        self.finish(ended).await;
         self.board.remove(&self.session);
         self.changes.send_modify(|version| *version += 1);
     }
@@ -251,16 +248,27 @@ impl CallerBook {
     }
 
     /// The end of a call goes into the log before the agent can act on it.
-    async fn finish(&self, ended: Ended<Waiter>) {
-        let body = EventBody::CallerToolDone {
-            request_id: ended.request_id,
-            outcome: ended.ending.outcome(),
-        };
-        if let Err(error) = self.store.events().append_soon(&self.session, body).await {
-            tracing::error!(session = %self.session, error = %error.for_log(), "a caller call's end was not logged");
-        }
-        // Nobody waits when the call was cancelled.
-        let _ = ended.waiter.send(ended.ending);
+    async fn finish(&self, ended: Vec<Ended<Waiter>>) {
+        let (store, session) = (self.store.clone(), self.session.clone());
+        // These calls are in no table any more: whatever happens to whoever ended them, this is their end.
+        let finished = whole(async move {
+            for Ended {
+                request_id,
+                waiter,
+                ending,
+                ..
+            } in ended
+            {
+                let outcome = ending.outcome();
+                let body = EventBody::CallerToolDone { request_id, outcome };
+                if let Err(error) = store.events().append_soon(&session, body).await {
+                    tracing::error!(%session, error = %error.for_log(), "a caller call's end was not logged");
+                }
+                // Nobody waits when the call was cancelled.
+                let _ = waiter.send(ending);
+            }
+        });
+        let _ = finished.await;
     }
 
     /// Makes sure that something looks at the book when its next deadline comes: one task a session,
@@ -290,9 +298,7 @@ impl CallerBook {
                 state.driven_until = state.book.next_deadline();
                 (ended, state.driven_until)
             };
-            for ended in ended {
-                self.finish(ended).await;
-            }
+            self.finish(ended).await;
             let Some(next) = next else { return };
             tokio::select! {
                 () = tokio::time::sleep_until(next.into()) => {}
@@ -325,8 +331,10 @@ impl CallerBook {
             tool: tool.name.clone(),
             arguments,
         };
-        let logged = self.store.events().append(&self.session, vec![body]).await;
-        match logged {
+        let (store, session) = (self.store.clone(), self.session.clone());
+        // Whole, so that the log never has the end of a call whose beginning it lacks.
+        let logged = whole(async move { store.events().append(&session, vec![body]).await });
+        match logged.await.and_then(|logged| logged) {
             Ok(events) => {
                 let index = events.first().map_or(-1, |event| event.index);
                 self.state.lock().book.logged(&request_id, index);
@@ -342,7 +350,7 @@ impl CallerBook {
             () = ctx.cancel.cancelled() => {
                 let cancelled = self.state.lock().book.cancel(&request_id);
                 if let Some(ended) = cancelled {
-                    self.finish(ended).await;
+                    self.finish(vec![ended]).await;
                 }
                 Ending::Cancelled
             }
@@ -361,6 +369,16 @@ impl CallerBook {
             ))),
             Ending::Cancelled => Err(Error::unavailable(format!("{}: the call was cancelled", full()))),
         }
+    }
+}
+
+/// Runs a future to its end even when whoever waits for it is dropped: what cannot be done at once is
+/// done in a task of its own.
+async fn whole<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Result<T> {
+    let mut future = Box::pin(future);
+    match futures::poll!(&mut future) {
+        Poll::Ready(done) => Ok(done),
+        Poll::Pending => tokio::spawn(future).await.map_err(Error::internal),
     }
 }
 
@@ -389,7 +407,7 @@ impl Drop for OpenCall {
             return;
         };
         if let (true, Ok(runtime)) = (self.logged, tokio::runtime::Handle::try_current()) {
-            runtime.spawn(async move { book.finish(ended).await });
+            runtime.spawn(async move { book.finish(vec![ended]).await });
         }
     }
 }

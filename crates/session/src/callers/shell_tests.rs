@@ -461,3 +461,24 @@ async fn ten_thousand_calls_wait_at_once_and_each_gets_its_own_answer() {
         assert_eq!(call.await.unwrap().unwrap(), json!({ "n": n }));
     }
 }
+
+#[tokio::test]
+async fn an_end_is_not_lost_with_whoever_brought_it() {
+    use futures::FutureExt as _;
+    let desk = desk(Rules::default()).await;
+    desk.lend(&desk.caller, None, &["send"]).await.unwrap();
+    let call = desk.call("send");
+    let (_, id) = desk.next_request(-1).await;
+    // The log takes nothing more at the moment: nobody else runs until this test waits.
+    let full = || {
+        let body = EventBody::Delta { text: "x".into() };
+        let log = desk.store.events().clone();
+        let session = desk.book.session().clone();
+        async move { log.append_soon(&session, body).await }
+    };
+    while full().now_or_never().is_some() {}
+    let answer = desk.book.answer(&desk.caller, &id, Some(json!("kept")), None);
+    assert!(answer.now_or_never().is_none(), "the answer was broken off half-way");
+    assert_eq!(call.await.unwrap().unwrap(), json!("kept"));
+    assert_eq!(desk.outcomes().await, [Outcome::Answered]);
+}
