@@ -1,0 +1,133 @@
+//! Tools by plain JSON, under one token.
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use crate::Events;
+
+/// A server's tools under one token. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Api {
+    http: reqwest::Client,
+    url: String,
+    token: String,
+}
+
+/// A tool's refusal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolError {
+    /// The code of the contract.
+    pub code: String,
+    /// For a person.
+    pub message: String,
+}
+
+impl std::fmt::Display for ToolError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+impl std::error::Error for ToolError {}
+
+/// A client with connections of its own.
+pub(crate) fn http() -> reqwest::Client {
+    // Fails when it was done before.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::new()
+}
+
+impl Api {
+    /// Under this token, with connections of its own.
+    pub fn new(url: &str, token: &str) -> Self {
+        Self {
+            http: http(),
+            url: url.to_owned(),
+            token: token.to_owned(),
+        }
+    }
+
+    /// The token.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// Calls a tool; a refusal is its own result.
+    pub async fn try_call(&self, tool: &str, arguments: &Value) -> Result<Result<Value, ToolError>> {
+        let url = format!("{}/api/tools/{tool}", self.url);
+        let answer = self.http.post(url).bearer_auth(&self.token).json(arguments).send().await?;
+        let good = answer.status().is_success();
+        let body: Value = answer.json().await?;
+        Ok(match good {
+            true => Ok(body),
+            false => Err(ToolError {
+                code: body["error"]["code"].as_str().context("error.code")?.to_owned(),
+                message: body["error"]["message"].as_str().unwrap_or_default().to_owned(),
+            }),
+        })
+    }
+
+    /// Calls a tool that must not refuse.
+    pub async fn call(&self, tool: &str, arguments: Value) -> Result<Value> {
+        let outcome = self.try_call(tool, &arguments).await?;
+        outcome.with_context(|| format!("{tool} {arguments}"))
+    }
+
+    /// Calls a tool that must refuse with this code.
+    pub async fn refused(&self, tool: &str, arguments: Value, code: &str) -> Result<()> {
+        match self.try_call(tool, &arguments).await? {
+            Err(error) if error.code == code => Ok(()),
+            Err(error) => bail!("{tool}: {error}, not {code}"),
+            Ok(value) => bail!("{tool}: {value}, not {code}"),
+        }
+    }
+
+    /// A project that may have this many sessions.
+    pub async fn project(&self, max_sessions: u64) -> Result<String> {
+        let limits = json!({ "max_sessions": max_sessions });
+        let made = self.call("project_create", json!({ "name": "test", "limits": limits })).await?;
+        text(&made, "project_id")
+    }
+
+    /// An agent that follows a script.
+    pub async fn scripted(&self, slug: &str, turns: Value) -> Result<()> {
+        let definition = json!({ "name": slug, "prompt": "Follow the script.", "model": "script:script.json" });
+        let files = json!({ "script.json": json!({ "turns": turns }).to_string() });
+        let put = json!({ "slug": slug, "definition": definition, "files": files });
+        self.call("agent_put", put).await.map(drop)
+    }
+
+    /// All events of a session.
+    pub async fn log(&self, session: &str) -> Result<Vec<Value>> {
+        let mut log: Vec<Value> = Vec::new();
+        loop {
+            let since = log.last().map_or(-1, |event| event["index"].as_i64().unwrap_or(-1));
+            let page = json!({ "session_id": session, "since_index": since, "max_events": 1000 });
+            let page = self.call("session_events", page).await?;
+            match page["events"].as_array().map(Vec::as_slice) {
+                Some([]) | None => return Ok(log),
+                Some(events) => log.extend_from_slice(events),
+            }
+        }
+    }
+
+    /// A session's stream; with `caller` it says that this caller is there.
+    pub async fn events(&self, session: &str, caller: Option<&str>, since: i64) -> Result<Events> {
+        let caller = caller.map(|id| format!("&caller_id={id}")).unwrap_or_default();
+        let url = format!("{}/api/sessions/{session}/events?since_index={since}{caller}", self.url);
+        let answer = self.http.get(url).bearer_auth(&self.token).send().await?;
+        Ok(Events::new(answer.error_for_status()?))
+    }
+
+    /// The server's metrics.
+    pub async fn metrics(&self) -> Result<String> {
+        let answer = self.http.get(format!("{}/metrics", self.url)).bearer_auth(&self.token).send().await?;
+        Ok(answer.error_for_status()?.text().await?)
+    }
+}
+
+/// A field that must be text.
+pub fn text(value: &Value, field: &str) -> Result<String> {
+    let found = value[field].as_str().with_context(|| format!("no {field} in {value}"));
+    found.map(str::to_owned)
+}
