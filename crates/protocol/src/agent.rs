@@ -127,7 +127,8 @@ impl AgentDefinition {
 
     /// Checks what serde cannot.
     pub fn check(&self) -> Result<(), Refusal> {
-        let filled = |field: &str, text: &str, most: usize| match text.trim().is_empty() || text.len() > most {
+        let filled = |field: &str, text: &str, most: usize| match text.trim().is_empty() || text.len() > most
+        {
             true => Err(Refusal::at(field, format!("must be 1 to {most} bytes of text"))),
             false => Ok(()),
         };
@@ -139,7 +140,12 @@ impl AgentDefinition {
                 plain_file_name(file).map_err(|why| Refusal::at("model", why))?;
             }
         }
-        if let Runtime::Acp { command, env, read_only } = &self.runtime {
+        if let Runtime::Acp {
+            command,
+            env,
+            read_only,
+        } = &self.runtime
+        {
             if command.first().is_none_or(|program| program.is_empty()) {
                 return Err(Refusal::at("runtime.command", "must name a program"));
             }
@@ -168,31 +174,46 @@ impl AgentTools {
             ("tools.aliases", self.aliases.len()),
         ] {
             if count > MOST {
-                return Err(Refusal::at(field, format!("has {count} entries; at most {MOST} are allowed")));
+                return Err(Refusal::at(
+                    field,
+                    format!("has {count} entries; at most {MOST} are allowed"),
+                ));
             }
         }
         for (i, id) in self.uses.iter().enumerate() {
             if self.uses[..i].contains(id) {
-                return Err(Refusal::at(format!("tools.use[{i}]"), format!("{id} is listed twice")));
+                return Err(Refusal::at(
+                    format!("tools.use[{i}]"),
+                    format!("{id} is listed twice"),
+                ));
             }
         }
         for (list, names) in [("allowed", &self.allowed), ("denied", &self.denied)] {
             for (i, name) in names.iter().enumerate() {
                 if name.is_empty() || name.len() > 200 {
-                    return Err(Refusal::at(format!("tools.{list}[{i}]"), "must be 1 to 200 bytes"));
+                    return Err(Refusal::at(
+                        format!("tools.{list}[{i}]"),
+                        "must be 1 to 200 bytes",
+                    ));
                 }
             }
         }
         for (alias, target) in &self.aliases {
             let field = format!("tools.aliases.{alias}");
             if alias.is_empty() || alias.len() > 64 || !alias.bytes().all(tool_name_byte) {
-                return Err(Refusal::at(field, "an alias is 1 to 64 of letters, digits, _ and -"));
+                return Err(Refusal::at(
+                    field,
+                    "an alias is 1 to 64 of letters, digits, _ and -",
+                ));
             }
             let Some((id, _)) = split_canonical(target) else {
                 return Err(Refusal::at(field, "must point to a tool as @<id>/<tool>"));
             };
             if !self.uses.iter().any(|u| u.as_str() == id) {
-                return Err(Refusal::at(field, format!("points to {id}, which tools.use does not list")));
+                return Err(Refusal::at(
+                    field,
+                    format!("points to {id}, which tools.use does not list"),
+                ));
             }
         }
         Ok(())
@@ -214,7 +235,10 @@ pub(crate) fn check_env(field: &str, env: &IndexMap<String, String>) -> Result<(
     for (name, value) in env {
         env_name(name).map_err(|why| Refusal::at(format!("{field}.{name}"), why))?;
         if value.contains('\0') || value.len() > 128 * 1024 {
-            return Err(Refusal::at(format!("{field}.{name}"), "must hold no NUL and at most 128 KiB"));
+            return Err(Refusal::at(
+                format!("{field}.{name}"),
+                "must hold no NUL and at most 128 KiB",
+            ));
         }
     }
     Ok(())
@@ -232,7 +256,11 @@ pub fn env_name(name: &str) -> Result<(), &'static str> {
 
 pub(crate) fn absolute_path(path: &str) -> Result<(), &'static str> {
     let clean = path.starts_with('/') && !path.contains('\0') && path.split('/').all(|part| part != "..");
-    if clean { Ok(()) } else { Err("must be an absolute path without ..") }
+    if clean {
+        Ok(())
+    } else {
+        Err("must be an absolute path without ..")
+    }
 }
 
 /// Whether a name is one plain file name, with no way out of its folder.
@@ -240,8 +268,14 @@ pub fn plain_file_name(name: &str) -> Result<(), &'static str> {
     let plain = !name.is_empty()
         && name.len() <= 100
         && !name.starts_with('.')
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
-    if plain { Ok(()) } else { Err("must be a plain file name of letters, digits, _, - and .") }
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
+    if plain {
+        Ok(())
+    } else {
+        Err("must be a plain file name of letters, digits, _, - and .")
+    }
 }
 
 #[cfg(test)]
@@ -258,7 +292,12 @@ mod tests {
         let agent = parse("").unwrap();
         assert_eq!(agent.runtime, Runtime::Builtin);
         assert_eq!(agent.sandbox.network, Network::None);
-        assert!(AgentDefinition::parse(r#"{"name":"W"}"#).unwrap_err().to_string().contains("prompt"));
+        assert!(
+            AgentDefinition::parse(r#"{"name":"W"}"#)
+                .unwrap_err()
+                .to_string()
+                .contains("prompt")
+        );
     }
 
     #[test]
@@ -267,13 +306,33 @@ mod tests {
             (r#","tool":{}"#, "tool", "unknown field"),
             (r#","tools":{"use":["A"]}"#, "tools.use[0]", "not a catalog id"),
             (r#","tools":{"use":["a","a"]}"#, "tools.use[1]", "twice"),
-            (r#","tools":{"aliases":{"r":"read"}}"#, "tools.aliases.r", "@<id>/<tool>"),
-            (r#","tools":{"aliases":{"r":"@b/x"}}"#, "tools.aliases.r", "does not list"),
-            (r#","runtime":{"kind":"acp","command":[]}"#, "runtime.command", "program"),
-            (r#","runtime":{"kind":"acp","command":["x"],"read_only":["/a/../b"]}"#, "runtime.read_only[0]", "absolute"),
+            (
+                r#","tools":{"aliases":{"r":"read"}}"#,
+                "tools.aliases.r",
+                "@<id>/<tool>",
+            ),
+            (
+                r#","tools":{"aliases":{"r":"@b/x"}}"#,
+                "tools.aliases.r",
+                "does not list",
+            ),
+            (
+                r#","runtime":{"kind":"acp","command":[]}"#,
+                "runtime.command",
+                "program",
+            ),
+            (
+                r#","runtime":{"kind":"acp","command":["x"],"read_only":["/a/../b"]}"#,
+                "runtime.read_only[0]",
+                "absolute",
+            ),
             (r#","env":{"A B":"x"}"#, "env.A B", "environment name"),
             (r#","model":"script:../x.json""#, "model", "plain file name"),
-            (r#","sandbox":{"network":"all"}"#, "sandbox.network", "unknown variant"),
+            (
+                r#","sandbox":{"network":"all"}"#,
+                "sandbox.network",
+                "unknown variant",
+            ),
         ];
         for (extra, field, reason) in cases {
             let refusal = parse(extra).unwrap_err();

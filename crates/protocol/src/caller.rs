@@ -69,8 +69,15 @@ impl LentTool {
             None => Ok(()),
             Some(error) => {
                 let path = error.instance_path().to_string();
-                let at = if path.is_empty() { String::new() } else { format!(" at {path}") };
-                Err(Error::invalid(format!("arguments of {} do not fit its schema{at}: {error}", self.name)))
+                let at = if path.is_empty() {
+                    String::new()
+                } else {
+                    format!(" at {path}")
+                };
+                Err(Error::invalid(format!(
+                    "arguments of {} do not fit its schema{at}: {error}",
+                    self.name
+                )))
             }
         }
     }
@@ -113,11 +120,17 @@ impl Context {
         for (i, tool) in self.caller_tools.into_iter().enumerate() {
             let at = |why: String| Error::invalid(format!("context.caller_tools[{i}]: {why}"));
             if tool.name.is_empty() || !tool.name.bytes().all(tool_name_byte) {
-                return Err(at(format!("{} is not a tool name: use letters, digits, _ and -", quoted(&tool.name))));
+                return Err(at(format!(
+                    "{} is not a tool name: use letters, digits, _ and -",
+                    quoted(&tool.name)
+                )));
             }
             let full = full_name(&caller_id, &tool.name);
             if full.len() > MAX_NAME {
-                return Err(at(format!("{} is longer than {MAX_NAME} characters", quoted(&full))));
+                return Err(at(format!(
+                    "{} is longer than {MAX_NAME} characters",
+                    quoted(&full)
+                )));
             }
             if !seen.insert(tool.name.clone()) {
                 return Err(at(format!("{} is declared twice", quoted(&tool.name))));
@@ -143,7 +156,9 @@ pub fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, String> {
     if schema.to_string().len() > MAX_SCHEMA_BYTES {
         return Err(format!("is larger than {MAX_SCHEMA_BYTES} bytes"));
     }
-    jsonschema::options().build(schema).map_err(|e| format!("is not a valid JSON schema: {e}"))
+    jsonschema::options()
+        .build(schema)
+        .map_err(|e| format!("is not a valid JSON schema: {e}"))
 }
 
 #[cfg(test)]
@@ -177,8 +192,10 @@ mod tests {
 
     #[test]
     fn arguments_are_checked_against_the_schema() {
-        let schema = json!({"type":"object","properties":{"message":{"type":"string"}},"required":["message"]});
-        let lent = declare(json!({"caller_id":"a","caller_tools":[{"name":"x","inputSchema":schema}]})).unwrap();
+        let schema =
+            json!({"type":"object","properties":{"message":{"type":"string"}},"required":["message"]});
+        let lent =
+            declare(json!({"caller_id":"a","caller_tools":[{"name":"x","inputSchema":schema}]})).unwrap();
         assert!(lent.tools[0].check_arguments(&json!({"message":"hi"})).is_ok());
         assert!(lent.tools[0].check_arguments(&json!({"message":1})).is_err());
         assert!(lent.tools[0].check_arguments(&json!({})).is_err());

@@ -4,7 +4,11 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{CatalogId, agent::{Network, absolute_path, check_env}, strict::Refusal};
+use crate::{
+    CatalogId,
+    agent::{Network, absolute_path, check_env},
+    strict::Refusal,
+};
 
 /// A whole `tool.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -127,7 +131,10 @@ pub struct Timeouts {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { startup_ms: ten_seconds(), request_ms: a_minute() }
+        Self {
+            startup_ms: ten_seconds(),
+            request_ms: a_minute(),
+        }
     }
 }
 
@@ -195,7 +202,12 @@ pub struct Builtin {
 
 /// What a built-in may touch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "name", rename_all = "snake_case", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[serde(
+    tag = "name",
+    rename_all = "snake_case",
+    rename_all_fields = "camelCase",
+    deny_unknown_fields
+)]
 pub enum BuiltinPolicy {
     /// Reads files.
     FsRead {
@@ -234,7 +246,15 @@ impl BuiltinPolicy {
     }
 }
 
-const MCP_FIELDS: &[&str] = &["id", "kind", "description", "transport", "timeouts", "healthCheck", "restart"];
+const MCP_FIELDS: &[&str] = &[
+    "id",
+    "kind",
+    "description",
+    "transport",
+    "timeouts",
+    "healthCheck",
+    "restart",
+];
 const STDIO_FIELDS: &[&str] = &["command", "args", "env", "isolation", "network", "read_only"];
 const BUILTIN_FIELDS: &[&str] = &["id", "kind", "description", "builtinPolicy"];
 
@@ -281,7 +301,10 @@ fn known_fields(value: &serde_json::Value) -> Result<(), Refusal> {
     let Some(object) = value.as_object() else {
         return Err(Refusal::at("", "must be a JSON object"));
     };
-    let own: &[&str] = match (object.get("kind").and_then(|k| k.as_str()), object.get("transport").and_then(|t| t.as_str())) {
+    let own: &[&str] = match (
+        object.get("kind").and_then(|k| k.as_str()),
+        object.get("transport").and_then(|t| t.as_str()),
+    ) {
         (Some("mcp"), Some("stdio")) => STDIO_FIELDS,
         (Some("mcp"), Some("ws" | "http")) => &["endpoint", "headers"],
         (Some("mcp"), Some("tcp")) => &["endpoint"],
@@ -289,11 +312,21 @@ fn known_fields(value: &serde_json::Value) -> Result<(), Refusal> {
         // serde says what is wrong with a kind or transport it does not know.
         _ => return Ok(()),
     };
-    let common = if object["kind"] == "builtin" { BUILTIN_FIELDS } else { MCP_FIELDS };
-    match object.keys().find(|k| !common.contains(&k.as_str()) && !own.contains(&k.as_str())) {
+    let common = if object["kind"] == "builtin" {
+        BUILTIN_FIELDS
+    } else {
+        MCP_FIELDS
+    };
+    match object
+        .keys()
+        .find(|k| !common.contains(&k.as_str()) && !own.contains(&k.as_str()))
+    {
         Some(unknown) => {
             let expected = common.iter().chain(own).copied().collect::<Vec<_>>().join(", ");
-            Err(Refusal::at(unknown, format!("unknown field, expected one of {expected}")))
+            Err(Refusal::at(
+                unknown,
+                format!("unknown field, expected one of {expected}"),
+            ))
         }
         None => Ok(()),
     }
@@ -345,9 +378,16 @@ impl Stdio {
 
 fn endpoint_of(endpoint: &str, schemes: &[&str]) -> Result<(), Refusal> {
     let plain = endpoint.len() <= 2_000 && endpoint.bytes().all(|b| b.is_ascii_graphic());
-    match plain && schemes.iter().any(|s| endpoint.len() > s.len() && endpoint.starts_with(s)) {
+    match plain
+        && schemes
+            .iter()
+            .any(|s| endpoint.len() > s.len() && endpoint.starts_with(s))
+    {
         true => Ok(()),
-        false => Err(Refusal::at("endpoint", format!("must start with {}", schemes.join(" or ")))),
+        false => Err(Refusal::at(
+            "endpoint",
+            format!("must start with {}", schemes.join(" or ")),
+        )),
     }
 }
 
@@ -363,9 +403,20 @@ impl BuiltinPolicy {
                 }
                 Ok(())
             }
-            BuiltinPolicy::ShellExec { allowed_commands, allowed_env, timeout_ms, .. } => {
-                if let Some(i) = allowed_commands.iter().position(|c| c.split_whitespace().next().is_none()) {
-                    return Err(Refusal::at(format!("builtinPolicy.allowedCommands[{i}]"), "must name a command"));
+            BuiltinPolicy::ShellExec {
+                allowed_commands,
+                allowed_env,
+                timeout_ms,
+                ..
+            } => {
+                if let Some(i) = allowed_commands
+                    .iter()
+                    .position(|c| c.split_whitespace().next().is_none())
+                {
+                    return Err(Refusal::at(
+                        format!("builtinPolicy.allowedCommands[{i}]"),
+                        "must name a command",
+                    ));
                 }
                 for (i, name) in allowed_env.iter().enumerate() {
                     crate::agent::env_name(name)
@@ -373,7 +424,10 @@ impl BuiltinPolicy {
                 }
                 match (1..=3_600_000).contains(timeout_ms) {
                     true => Ok(()),
-                    false => Err(Refusal::at("builtinPolicy.timeoutMs", "must be 1 to 3600000 milliseconds")),
+                    false => Err(Refusal::at(
+                        "builtinPolicy.timeoutMs",
+                        "must be 1 to 3600000 milliseconds",
+                    )),
                 }
             }
         }
@@ -405,12 +459,30 @@ mod tests {
     #[test]
     fn a_refusal_names_field_and_reason() {
         for (text, field) in [
-            (r#"{"id":"a","kind":"mcp","transport":"tcp","endpoint":"h:1","headers":{}}"#, "headers"),
-            (r#"{"id":"a","kind":"mcp","transport":"tcp","endpoint":"h"}"#, "endpoint"),
-            (r#"{"id":"a","kind":"mcp","transport":"http","endpoint":"ftp://h"}"#, "endpoint"),
-            (r#"{"id":"a","kind":"mcp","transport":"stdio","command":""}"#, "command"),
-            (r#"{"id":"a","kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["../x"]}}"#, "builtinPolicy.allowedPaths[0]"),
-            (r#"{"id":"a","kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":[]},"x":1}"#, "x"),
+            (
+                r#"{"id":"a","kind":"mcp","transport":"tcp","endpoint":"h:1","headers":{}}"#,
+                "headers",
+            ),
+            (
+                r#"{"id":"a","kind":"mcp","transport":"tcp","endpoint":"h"}"#,
+                "endpoint",
+            ),
+            (
+                r#"{"id":"a","kind":"mcp","transport":"http","endpoint":"ftp://h"}"#,
+                "endpoint",
+            ),
+            (
+                r#"{"id":"a","kind":"mcp","transport":"stdio","command":""}"#,
+                "command",
+            ),
+            (
+                r#"{"id":"a","kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["../x"]}}"#,
+                "builtinPolicy.allowedPaths[0]",
+            ),
+            (
+                r#"{"id":"a","kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":[]},"x":1}"#,
+                "x",
+            ),
         ] {
             assert_eq!(ToolDefinition::parse(text).unwrap_err().field, field, "{text}");
         }

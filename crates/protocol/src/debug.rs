@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{SessionId, Slug, tool::{Light, Source}};
+use crate::{
+    SessionId, Slug,
+    tool::{Light, Source},
+};
 
 /// One entry of the debugger's log. `index` is server-wide.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,14 +29,25 @@ pub struct DebugEvent {
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the fields are the contract's, named after what they hold")]
+#[allow(
+    missing_docs,
+    reason = "the fields are the contract's, named after what they hold"
+)]
 pub enum DebugBody {
     /// A context is being built.
     BuildStarted { servers: Vec<String> },
     /// A tool server is being started or connected to.
-    ToolServerStarting { server: String, transport: String, attempt: u32 },
+    ToolServerStarting {
+        server: String,
+        transport: String,
+        attempt: u32,
+    },
     /// Its handshake is done and its tools are listed.
-    ToolServerReady { server: String, tools: usize, took_ms: u64 },
+    ToolServerReady {
+        server: String,
+        tools: usize,
+        took_ms: u64,
+    },
     /// It could not be started, or went down.
     ToolServerFailed {
         server: String,
@@ -106,7 +120,12 @@ pub enum DebugBody {
     /// An answer to a caller tool request was refused.
     AnswerRefused { request_id: String, reason: String },
     /// A model was asked through the server.
-    ModelRequest { provider: String, path: String, status: u16, duration_ms: f64 },
+    ModelRequest {
+        provider: String,
+        path: String,
+        status: u16,
+        duration_ms: f64,
+    },
 }
 
 impl DebugBody {
@@ -146,6 +165,9 @@ pub fn kept(value: &Value) -> Value {
     if text.len() <= KEEP_BYTES {
         return value.clone();
     }
-    let end = (0..=KEEP_BYTES).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+    let end = (0..=KEEP_BYTES)
+        .rev()
+        .find(|&i| text.is_char_boundary(i))
+        .unwrap_or(0);
     serde_json::json!({ "truncated": true, "bytes": text.len(), "start": &text[..end] })
 }

@@ -10,8 +10,13 @@ use crate::{Error, Result, id::quoted};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub Duration);
 
-const UNITS: [(&str, u64); 5] =
-    [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+const UNITS: [(&str, u64); 5] = [
+    ("ms", 1),
+    ("s", 1_000),
+    ("m", 60_000),
+    ("h", 3_600_000),
+    ("d", 86_400_000),
+];
 
 impl FromStr for Span {
     type Err = Error;
@@ -26,15 +31,24 @@ impl FromStr for Span {
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = text.split_at(digits);
         let number: u64 = number.parse().map_err(|_| bad())?;
-        let (_, factor) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
-        number.checked_mul(factor).map(|ms| Span(Duration::from_millis(ms))).ok_or_else(bad)
+        let (_, factor) = UNITS
+            .into_iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(bad)?;
+        number
+            .checked_mul(factor)
+            .map(|ms| Span(Duration::from_millis(ms)))
+            .ok_or_else(bad)
     }
 }
 
 impl std::fmt::Display for Span {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ms = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
-        let fits = UNITS.into_iter().rev().find(|(_, factor)| ms >= *factor && ms % factor == 0);
+        let fits = UNITS
+            .into_iter()
+            .rev()
+            .find(|(_, factor)| ms >= *factor && ms % factor == 0);
         let (unit, factor) = fits.unwrap_or(("ms", 1));
         write!(f, "{}{unit}", ms / factor)
     }
@@ -49,7 +63,8 @@ impl Serialize for Span {
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
         let text = String::deserialize(d)?;
-        text.parse().map_err(|e: Error| serde::de::Error::custom(e.message))
+        text.parse()
+            .map_err(|e: Error| serde::de::Error::custom(e.message))
     }
 }
 
@@ -74,10 +89,26 @@ mod tests {
 
     #[test]
     fn reads_what_people_write() {
-        for (text, ms) in [("500ms", 500), ("2s", 2_000), ("5m", 300_000), ("1h", 3_600_000), ("30d", 2_592_000_000)] {
+        for (text, ms) in [
+            ("500ms", 500),
+            ("2s", 2_000),
+            ("5m", 300_000),
+            ("1h", 3_600_000),
+            ("30d", 2_592_000_000),
+        ] {
             assert_eq!(text.parse::<Span>(), Ok(Span(Duration::from_millis(ms))));
         }
-        for bad in ["", "5", "s", "-1s", "1.5s", "1 s", "1w", "99999999999999999999s", "18446744073709551615d"] {
+        for bad in [
+            "",
+            "5",
+            "s",
+            "-1s",
+            "1.5s",
+            "1 s",
+            "1w",
+            "99999999999999999999s",
+            "18446744073709551615d",
+        ] {
             assert!(bad.parse::<Span>().is_err(), "{bad}");
         }
     }

@@ -167,7 +167,11 @@ constructors! {
 impl Error {
     /// An error with this code.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), log: None }
+        Self {
+            code,
+            message: message.into(),
+            log: None,
+        }
     }
 
     /// A fault of our own: the caller learns only that, the log learns `cause`.

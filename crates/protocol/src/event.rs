@@ -149,9 +149,7 @@ impl EventBody {
 }
 
 /// A session's state.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
 pub enum Status {
@@ -242,7 +240,10 @@ mod tests {
             index: 3,
             ts: jiff::Timestamp::UNIX_EPOCH,
             session_id: SessionId::generate(),
-            body: EventBody::Status { status: Status::Idle, reason: None },
+            body: EventBody::Status {
+                status: Status::Idle,
+                reason: None,
+            },
         };
         let json = serde_json::to_value(&event).unwrap();
         assert_eq!(json["type"], "status");

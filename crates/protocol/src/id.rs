@@ -146,7 +146,9 @@ impl RequestId {
 }
 
 fn prefixed_ulid(text: &str, prefix: &str) -> std::result::Result<(), String> {
-    let rest = text.strip_prefix(prefix).ok_or_else(|| format!("it must start with {prefix}"))?;
+    let rest = text
+        .strip_prefix(prefix)
+        .ok_or_else(|| format!("it must start with {prefix}"))?;
     let crockford = |b: u8| matches!(b, b'0'..=b'9' | b'A'..=b'Z') && !matches!(b, b'I' | b'L' | b'O' | b'U');
     match rest.len() == 26 && rest.bytes().all(crockford) {
         true => Ok(()),
@@ -160,13 +162,20 @@ fn hyphenated_uuid(text: &str) -> std::result::Result<(), String> {
             8 | 13 | 18 | 23 => b == b'-',
             _ => matches!(b, b'0'..=b'9' | b'a'..=b'f'),
         });
-    if shape { Ok(()) } else { Err("it must be a lower-case hyphenated UUID".into()) }
+    if shape {
+        Ok(())
+    } else {
+        Err("it must be a lower-case hyphenated UUID".into())
+    }
 }
 
 fn slug(text: &str) -> std::result::Result<(), String> {
     let mut bytes = text.bytes();
-    let first = bytes.next().is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    if !first || text.len() > 32 || !bytes.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
+    let first = bytes
+        .next()
+        .is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    if !first || text.len() > 32 || !bytes.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    {
         return Err("use 1 to 32 of a-z, 0-9 and -, not starting with -".into());
     }
     match RESERVED.contains(&text) {
@@ -211,7 +220,19 @@ mod tests {
 
     #[test]
     fn path_tricks_are_refused() {
-        for trick in ["", "..", "../x", "a/b", "a\0", "-a", "A", "ａ", "oubliette", "session", "project"] {
+        for trick in [
+            "",
+            "..",
+            "../x",
+            "a/b",
+            "a\0",
+            "-a",
+            "A",
+            "ａ",
+            "oubliette",
+            "session",
+            "project",
+        ] {
             assert!(trick.parse::<Slug>().is_err(), "{trick:?}");
         }
         assert!("a".repeat(33).parse::<Slug>().is_err());

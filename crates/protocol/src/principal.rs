@@ -17,7 +17,11 @@ pub struct Principal {
 impl Principal {
     /// The owner of the home, acting without a token.
     pub fn owner() -> Self {
-        Self { token_id: None, scope: Scope::Admin, project: None }
+        Self {
+            token_id: None,
+            scope: Scope::Admin,
+            project: None,
+        }
     }
 
     /// Whether a project is within reach.

@@ -41,11 +41,14 @@ impl std::str::FromStr for Scope {
     type Err = crate::Error;
 
     fn from_str(text: &str) -> crate::Result<Self> {
-        Scope::ALL.into_iter().find(|s| s.as_str() == text).ok_or_else(|| {
-            crate::Error::invalid(format!(
-                "{} is not a scope: use read, write or admin",
-                crate::id::quoted(text)
-            ))
-        })
+        Scope::ALL
+            .into_iter()
+            .find(|s| s.as_str() == text)
+            .ok_or_else(|| {
+                crate::Error::invalid(format!(
+                    "{} is not a scope: use read, write or admin",
+                    crate::id::quoted(text)
+                ))
+            })
     }
 }

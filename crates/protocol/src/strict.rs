@@ -17,7 +17,10 @@ pub struct Refusal {
 impl Refusal {
     /// A refusal at a field.
     pub fn at(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { field: field.into(), reason: reason.into() }
+        Self {
+            field: field.into(),
+            reason: reason.into(),
+        }
     }
 
     /// The refusal as an error that names the file.
@@ -53,5 +56,8 @@ pub fn arguments<T: DeserializeOwned>(value: serde_json::Value) -> Result<T> {
 fn refusal(error: serde_path_to_error::Error<serde_json::Error>) -> Refusal {
     let path = error.path().to_string();
     let field = if path == "." { String::new() } else { path };
-    Refusal { field, reason: error.into_inner().to_string() }
+    Refusal {
+        field,
+        reason: error.into_inner().to_string(),
+    }
 }

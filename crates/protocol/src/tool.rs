@@ -56,27 +56,44 @@ pub struct CallResult {
 impl CallResult {
     /// Plain text.
     pub fn text(text: impl Into<String>) -> Self {
-        Self { content: vec![json!({ "type": "text", "text": text.into() })], ..Self::default() }
+        Self {
+            content: vec![json!({ "type": "text", "text": text.into() })],
+            ..Self::default()
+        }
     }
 
     /// An error as a tool reports it.
     pub fn error(error: &crate::Error) -> Self {
-        Self { structured_content: Some(error.body()), is_error: true, ..Self::text(&error.message) }
+        Self {
+            structured_content: Some(error.body()),
+            is_error: true,
+            ..Self::text(&error.message)
+        }
     }
 
     /// Data, with the same JSON as text.
     pub fn data(value: Value) -> Self {
-        Self { structured_content: Some(value.clone()), ..Self::text(value.to_string()) }
+        Self {
+            structured_content: Some(value.clone()),
+            ..Self::text(value.to_string())
+        }
     }
 
     /// Any JSON value a caller answered with. A value that already is MCP content keeps its shape
     /// (text, images, structured); an object becomes structured content; anything else, text.
     pub fn from_value(value: Value) -> Self {
         if let Value::Object(object) = &value
-            && object.get("content").and_then(Value::as_array).is_some_and(|blocks| {
-                blocks.iter().all(|b| b.get("type").and_then(Value::as_str).is_some())
-            })
-            && object.keys().all(|k| matches!(k.as_str(), "content" | "structuredContent" | "isError" | "_meta"))
+            && object
+                .get("content")
+                .and_then(Value::as_array)
+                .is_some_and(|blocks| {
+                    blocks
+                        .iter()
+                        .all(|b| b.get("type").and_then(Value::as_str).is_some())
+                })
+            && object
+                .keys()
+                .all(|k| matches!(k.as_str(), "content" | "structuredContent" | "isError" | "_meta"))
             && let Ok(result) = serde_json::from_value::<CallResult>(value.clone())
         {
             return result;
@@ -90,7 +107,10 @@ impl CallResult {
 
     /// All text blocks, joined by newlines.
     pub fn joined_text(&self) -> String {
-        let texts = self.content.iter().filter_map(|b| b.get("text").and_then(Value::as_str));
+        let texts = self
+            .content
+            .iter()
+            .filter_map(|b| b.get("text").and_then(Value::as_str));
         texts.collect::<Vec<_>>().join("\n")
     }
 }
@@ -170,9 +190,10 @@ pub fn arguments_object(value: Option<Value>) -> crate::Result<Object> {
     match value {
         None | Some(Value::Null) => Ok(Object::new()),
         Some(Value::Object(object)) => Ok(object),
-        Some(other) => {
-            Err(crate::Error::invalid(format!("arguments must be an object, not {}", kind_of(&other))))
-        }
+        Some(other) => Err(crate::Error::invalid(format!(
+            "arguments must be an object, not {}",
+            kind_of(&other)
+        ))),
     }
 }
 

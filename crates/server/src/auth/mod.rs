@@ -99,7 +99,10 @@ impl Auth {
             return Err(LoginError::Refused(refused()));
         };
         let (cookie, hash) = secret::cookie();
-        self.store.login_insert(&hash, &token_id).await.map_err(LoginError::Refused)?;
+        self.store
+            .login_insert(&hash, &token_id)
+            .await
+            .map_err(LoginError::Refused)?;
         Ok((grant, cookie))
     }
 

@@ -87,13 +87,7 @@ pub async fn session(
             .store
             .events()
             .follow(&id, since(&headers, query.since_index));
-        Ok(stream(
-            &doors.app,
-            &grant,
-            events,
-            |e| e.index,
-            held,
-        ))
+        Ok(stream(&doors.app, &grant, events, |e| e.index, held))
     };
     opened.await.unwrap_or_else(|error| reply::error(&error))
 }
@@ -132,13 +126,7 @@ pub async fn debugger(
             .store
             .debugger()
             .follow(filter, since(&headers, query.since_index));
-        Ok(stream(
-            &doors.app,
-            &grant,
-            events,
-            |e| e.index,
-            None,
-        ))
+        Ok(stream(&doors.app, &grant, events, |e| e.index, None))
     };
     opened.await.unwrap_or_else(|error| reply::error(&error))
 }
