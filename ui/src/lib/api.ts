@@ -10,13 +10,34 @@ export class ApiError extends Error {
   }
 }
 
-/** Called when the server says the login is over. */
+/** Called when the server says the login is over. Until the next login nothing is asked of it. */
 let onLoggedOut: () => void = () => {};
+let out = false;
 export function whenLoggedOut(run: () => void): void {
   onLoggedOut = run;
 }
 
+function over(): void {
+  out = true;
+  onLoggedOut();
+}
+
+/** A request whose answer is not JSON: a file, a listing. */
+export async function get(path: string): Promise<Response> {
+  let answer: Response;
+  try {
+    answer = await fetch(path, { credentials: "same-origin" });
+  } catch {
+    throw new ApiError("unreachable", "The server cannot be reached. It may be restarting.", 0);
+  }
+  if (answer.ok) return answer;
+  if (answer.status === 401) over();
+  const body = (await answer.json().catch(() => null)) as { error?: { code: string; message: string } } | null;
+  throw new ApiError(body?.error?.code ?? "internal", body?.error?.message ?? `The server answered ${answer.status}.`, answer.status);
+}
+
 async function request(path: string, init: RequestInit): Promise<unknown> {
+  if (out && path !== "/api/login") throw new ApiError("unauthenticated", "Your login has ended.", 401);
   let answer: Response;
   try {
     answer = await fetch(path, { ...init, credentials: "same-origin" });
@@ -32,7 +53,7 @@ async function request(path: string, init: RequestInit): Promise<unknown> {
   }
   if (!answer.ok) {
     const error = (body as { error?: { code: string; message: string } } | null)?.error;
-    if (answer.status === 401 && path !== "/api/login") onLoggedOut();
+    if (answer.status === 401 && path !== "/api/login") over();
     throw new ApiError(error?.code ?? "internal", error?.message ?? `The server answered ${answer.status}.`, answer.status);
   }
   return body;
@@ -63,8 +84,9 @@ export async function all<T>(name: string, key: string, args: Record<string, unk
   return found;
 }
 
-export function login(token: string): Promise<unknown> {
-  return post("/api/login", { token });
+export async function login(token: string): Promise<void> {
+  await post("/api/login", { token });
+  out = false;
 }
 
 export function logout(): Promise<unknown> {
@@ -91,11 +113,14 @@ export function follow<T extends { index: number }>(
 
   const open = () => {
     if (closed) return;
+    if (out) {
+      retry = setTimeout(open, 700);
+      return;
+    }
     const join = path.includes("?") ? "&" : "?";
     source = new EventSource(`${path}${join}since_index=${last}`, { withCredentials: true });
     source.onopen = () => handlers.state(true);
     source.onmessage = take;
-    for (const type of ["event", "session", "debugger"]) source.addEventListener(type, take as EventListener);
     source.onerror = () => {
       handlers.state(false);
       source?.close();
@@ -103,7 +128,12 @@ export function follow<T extends { index: number }>(
     };
   };
   const take = (message: MessageEvent<string>) => {
-    const event = JSON.parse(message.data) as T;
+    let event: T;
+    try {
+      event = JSON.parse(message.data) as T;
+    } catch {
+      return;
+    }
     if (event.index <= last) return;
     last = event.index;
     handlers.event(event);

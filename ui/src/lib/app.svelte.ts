@@ -1,5 +1,6 @@
 // What the whole page shares: who is logged in, where we are, what to tell.
 import { ApiError, tool, whenLoggedOut } from "./api";
+import type { Scope } from "./types";
 
 export interface Toast {
   id: number;
@@ -12,6 +13,8 @@ let nextToast = 0;
 class App {
   /** null: not known yet. */
   loggedIn = $state<boolean | null>(null);
+  /** The login ran out under an open page: what is on it stays, out of sight, until the next login. */
+  expired = $state(false);
   info = $state<Record<string, unknown>>({});
   route = $state(location.hash.slice(1) || "/");
   toasts = $state<Toast[]>([]);
@@ -24,22 +27,40 @@ class App {
     addEventListener("hashchange", () => (this.route = location.hash.slice(1) || "/"));
     setInterval(() => (this.now = Date.now()), 1000);
     whenLoggedOut(() => {
-      if (this.loggedIn) this.tell("Your login has ended. Log in again to go on; your draft is kept.", "error");
+      if (this.loggedIn) {
+        this.tell("Your login has ended. Log in again to go on; your draft is kept.", "error");
+        this.expired = true;
+      }
       this.loggedIn = false;
     });
   }
 
   get parts(): string[] {
-    return this.route.split("/").filter(Boolean).map(decodeURIComponent);
+    return this.route.split("/").filter(Boolean).map((part) => {
+      try {
+        return decodeURIComponent(part);
+      } catch {
+        return part;
+      }
+    });
+  }
+
+  /** Whether the login reaches so far. The server decides; this only keeps the page from offering what it refuses. */
+  can(scope: Scope): boolean {
+    const order = ["read", "write", "admin"];
+    return order.indexOf(String(this.info["scope"] ?? "admin")) >= order.indexOf(scope);
   }
 
   go(...parts: string[]): void {
     location.hash = "/" + parts.map(encodeURIComponent).join("/");
+    // At once: the event that tells of it comes later.
+    this.route = location.hash.slice(1) || "/";
   }
 
   tell(text: string, kind: Toast["kind"] = "info"): void {
     const id = nextToast++;
-    this.toasts.push({ id, kind, text });
+    // Said once is enough: what repeats takes the place of what was said.
+    this.toasts = [...this.toasts.filter((t) => t.text !== text).slice(-3), { id, kind, text }];
     setTimeout(() => this.dismiss(id), kind === "error" ? 15_000 : 6_000);
   }
 
@@ -59,14 +80,24 @@ class App {
     }
   }
 
+  async copy(text: string, done = "Copied."): Promise<void> {
+    try {
+      await navigator.clipboard.writeText(text);
+      this.tell(done);
+    } catch {
+      this.tell("The browser did not let this be copied.", "error");
+    }
+  }
+
   async check(): Promise<void> {
     try {
       this.info = await tool<Record<string, unknown>>("server_info");
       this.loggedIn = true;
+      this.expired = false;
     } catch (error) {
       if (error instanceof ApiError && error.status === 0) {
         setTimeout(() => void this.check(), 1000);
-      } else {
+      } else if (!this.expired) {
         this.loggedIn = false;
       }
     }

@@ -10,8 +10,11 @@ export interface Project {
   description?: string;
   agent?: string;
   env?: Record<string, string>;
+  api_key?: { scope: Scope };
+  sandbox?: Record<string, string | number>;
+  limits?: Record<string, number>;
+  default_workspace_id?: string;
   created_at?: string;
-  [more: string]: unknown;
 }
 
 export interface Workspace {
@@ -19,6 +22,7 @@ export interface Workspace {
   project_id: string;
   name?: string;
   default?: boolean;
+  source?: { git?: string; ref?: string };
   created_at?: string;
 }
 
@@ -99,7 +103,11 @@ export interface AgentDefinition {
   description?: string;
   prompt: string;
   model?: string;
-  runtime?: { kind: string; command?: string[]; [more: string]: unknown };
+  runtime?: { kind: string; command?: string[]; env?: Record<string, string>; read_only?: string[] };
+  permissions?: string;
+  children?: string[];
+  env?: Record<string, string>;
+  sandbox?: { network?: string };
   tools?: { use?: string[]; allowed?: string[]; denied?: string[]; aliases?: Record<string, string> };
   [more: string]: unknown;
 }
@@ -107,6 +115,8 @@ export interface AgentDefinition {
 export interface Agent {
   slug: string;
   definition: AgentDefinition;
+  /** Only of one agent, not in lists: the script it follows. */
+  files?: Record<string, string>;
   error?: string;
 }
 

@@ -1,8 +1,10 @@
 // @vitest-environment jsdom
 import { describe, expect, test } from "vitest";
-import { brief, show } from "../lib/format";
+import { allowed, deniedBy, deny, rename, tick } from "../lib/allow";
+import { brief, show, words } from "../lib/format";
 import { render } from "../lib/markdown";
 import { fromMcpServers } from "../lib/paste";
+import { refusal, said } from "../lib/refusal";
 import { add, type Row } from "../lib/timeline";
 import type { SessionEvent } from "../lib/types";
 
@@ -85,4 +87,64 @@ test("an mcpServers block becomes catalog entries", () => {
   ]);
   expect(() => fromMcpServers("{}")).toThrow();
   expect(() => fromMcpServers('{"mcpServers":{"x":{}}}')).toThrow(/neither/);
+});
+
+describe("refusals", () => {
+  test.each([
+    ["agents/b/agent.json: runtime.command: must name a program", "runtime.command", "must name a program"],
+    ["tools/q/tool.json: missing field `command`", "command", "missing field `command`"],
+    ["tools/q/tool.json: invalid type: string", "", "invalid type: string"],
+    ["agents/b/agent.json: tools.use[0]: gone is not in the catalog", "tools.use[0]", "gone is not in the catalog"],
+    ["permission denied", "", "permission denied"],
+  ])("%s", (message, field, reason) => {
+    expect(refusal(message)).toEqual({ field, reason });
+  });
+
+  test("stand beside their field", () => {
+    const at = refusal("agents/b/agent.json: tools.use[0]: gone");
+    expect(said(at, "tools.use")).toBe("[0]: gone");
+    expect(said(at, "tools.used")).toBe("");
+    expect(said(at, "name")).toBe("");
+    expect(said(null, "name")).toBe("");
+  });
+});
+
+describe("the table of rules", () => {
+  const known = ["@a/x", "@a/y", "@b/z"];
+  const rules = { use: ["a", "b"], allowed: [] as string[], denied: ["@b/*"], aliases: { ex: "@a/x" } };
+
+  test("nothing named allows everything, and unticking one names the rest", () => {
+    expect(known.every((name) => allowed(rules, name))).toBe(true);
+    const after = tick(rules, "@a/x", false, known);
+    expect(after).toEqual(["@a/y", "@b/*"]);
+    expect(known.map((name) => allowed({ ...rules, allowed: after }, name))).toEqual([false, true, true]);
+  });
+
+  test("an alias and the plain name stand for the tool", () => {
+    expect(allowed({ ...rules, allowed: ["ex"] }, "@a/x")).toBe(true);
+    expect(allowed({ ...rules, allowed: ["a_y"] }, "@a/y")).toBe(true);
+    expect(tick({ ...rules, allowed: ["ex", "@b/*"] }, "@a/x", false, known)).toEqual(["@b/*"]);
+    expect(tick({ ...rules, allowed: ["@b/*"] }, "@a/x", true, known)).toEqual(["@b/*", "@a/x"]);
+  });
+
+  test("unticking the last one does not allow everything", () => {
+    const after = tick({ ...rules, allowed: ["@a/x"] }, "@a/x", false, known);
+    expect(known.some((name) => allowed({ ...rules, allowed: after }, name))).toBe(false);
+  });
+
+  test("denials are found by name and by pattern", () => {
+    expect(deniedBy(rules, { canonical: "@b/z", name: "b_z" })).toBe("@b/*");
+    expect(deniedBy(rules, { canonical: "@a/x", name: "ex" })).toBeUndefined();
+    expect(deny(rules, { canonical: "@a/x", name: "ex" }, true)).toEqual(["@b/*", "@a/x"]);
+    expect(rename(rules, "@a/x", ["one", "two"])).toEqual({ one: "@a/x", two: "@a/x" });
+  });
+});
+
+test("a value is written as JSON writes it, when it fits", () => {
+  for (const value of [{ a: [1, "two", null, { b: true }], c: {}, d: [] }, [], null, 3, "text"]) {
+    expect(show(value).text).toBe(typeof value === "string" ? value : JSON.stringify(value, null, 2));
+  }
+  expect(show({ a: [1, "x"] }, 100, 0).text).toBe('{"a":[1,"x"]}');
+  expect(words({ content: [{ type: "text", text: "a" }, { type: "text", text: "b" }] })).toBe("a\nb");
+  expect(words({ content: [{ type: "image", data: "" }] })).toBeUndefined();
 });
