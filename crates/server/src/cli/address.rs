@@ -16,7 +16,9 @@ fn path(home: &Home) -> std::path::PathBuf {
 
 /// Tells commands where this server listens.
 pub fn announce(running: &Running) {
-    if let Err(error) = oubliette_home::disk::write_atomic(&path(&running.app.home), running.url().as_bytes(), 0o600) {
+    if let Err(error) =
+        oubliette_home::disk::write_atomic(&path(&running.app.home), running.url().as_bytes(), 0o600)
+    {
         tracing::warn!(%error, "commands will not know where this server listens");
     }
 }
@@ -44,5 +46,9 @@ fn url(listen: SocketAddr, tls: bool) -> String {
         ip if ip.is_ipv6() => format!("[{ip}]"),
         ip => ip.to_string(),
     };
-    format!("{}://{host}:{}", if tls { "https" } else { "http" }, listen.port())
+    format!(
+        "{}://{host}:{}",
+        if tls { "https" } else { "http" },
+        listen.port()
+    )
 }

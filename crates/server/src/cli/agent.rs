@@ -1,6 +1,9 @@
 //! `oubliette agent …`.
 
-use std::{collections::BTreeMap, path::{Path, PathBuf}};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
@@ -28,9 +31,11 @@ pub enum Agent {
         slug: String,
     },
     /// Create or replace an agent from a file.
-    #[command(after_help = "FILE is an agent.json, a folder that holds one, or - for stdin. A script:<file> model's \
+    #[command(
+        after_help = "FILE is an agent.json, a folder that holds one, or - for stdin. A script:<file> model's \
         script is taken along from beside it.\n\nExamples:\n  oubliette agent put writer/agent.json\n  \
-        oubliette agent put - --slug writer < agent.json")]
+        oubliette agent put - --slug writer < agent.json"
+    )]
     Put {
         /// An agent.json, its folder, or -.
         file: PathBuf,
@@ -88,27 +93,49 @@ async fn act(command: Agent, context: &Context, client: &Client) -> Result<()> {
             }
         }
         Agent::Put { file, slug, with } => {
-            let file = if file.is_dir() { file.join("agent.json") } else { file };
-            let slug = slug.or_else(|| files::suggested(&file, "agent.json")).filter(|s| s != "-");
+            let file = if file.is_dir() {
+                file.join("agent.json")
+            } else {
+                file
+            };
+            let slug = slug
+                .or_else(|| files::suggested(&file, "agent.json"))
+                .filter(|s| s != "-");
             let slug = slug.ok_or_else(|| Error::invalid("say what to call it with --slug"))?;
             let definition = files::object(&file)?;
             let beside = beside(&file, &definition, &with)?;
             let mut arguments = json!({ "slug": slug, "definition": definition });
-            set(&mut arguments, "files", Some(beside).filter(|files| !files.is_empty()));
+            set(
+                &mut arguments,
+                "files",
+                Some(beside).filter(|files| !files.is_empty()),
+            );
             let put = client.call("agent_put", arguments).await?;
-            output.result(&put, |put| format!("agent {} is in use from now on", field(put, "slug")));
+            output.result(&put, |put| {
+                format!("agent {} is in use from now on", field(put, "slug"))
+            });
         }
-        Agent::New { slug, name, prompt, model, uses } => {
+        Agent::New {
+            slug,
+            name,
+            prompt,
+            model,
+            uses,
+        } => {
             if client.call("agent_get", json!({ "slug": slug })).await.is_ok() {
                 return Err(Error::conflict(format!(
                     "there is an agent {slug} already; edit it, or choose another name"
                 )));
             }
             let definition = template(&slug, name, prompt, model, &uses);
-            let made = client.call("agent_put", json!({ "slug": slug, "definition": definition })).await?;
+            let made = client
+                .call("agent_put", json!({ "slug": slug, "definition": definition }))
+                .await?;
             let path = context.home.agents_dir().join(&slug).join("agent.json");
             output.result(&made, |_| format!("{}", path.display()));
-            output.hint(&format!("edit that file; the server takes it up as you save. Then: oubliette chat --agent {slug}"));
+            output.hint(&format!(
+                "edit that file; the server takes it up as you save. Then: oubliette chat --agent {slug}"
+            ));
         }
         Agent::Delete { slug } => {
             let gone = client.call("agent_delete", json!({ "slug": slug })).await?;
@@ -132,14 +159,26 @@ pub fn shown_list(list: &Value) -> String {
             agent["description"] = json!(format!("broken edit: {}", field(agent, "error")));
         }
     }
-    let columns = [("AGENT", "slug"), ("NAME", "name"), ("RUNTIME", "runtime"), ("MODEL", "model"), ("DESCRIPTION", "description")];
-    listing(&agents, &columns, "No agent yet. Make one with `oubliette agent new SLUG`.")
+    let columns = [
+        ("AGENT", "slug"),
+        ("NAME", "name"),
+        ("RUNTIME", "runtime"),
+        ("MODEL", "model"),
+        ("DESCRIPTION", "description"),
+    ];
+    listing(
+        &agents,
+        &columns,
+        "No agent yet. Make one with `oubliette agent new SLUG`.",
+    )
 }
 
 /// The files that go with a definition: its script, and what was named.
 fn beside(file: &Path, definition: &Value, with: &[PathBuf]) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
-    let script = definition["model"].as_str().and_then(|model| model.strip_prefix("script:"));
+    let script = definition["model"]
+        .as_str()
+        .and_then(|model| model.strip_prefix("script:"));
     if let (Some(script), Some(folder)) = (script, file.parent()) {
         let path = folder.join(script);
         // From stdin there is no beside; the script may be in the home already.
@@ -155,11 +194,20 @@ fn beside(file: &Path, definition: &Value, with: &[PathBuf]) -> Result<BTreeMap<
     Ok(files)
 }
 
-fn template(slug: &str, name: Option<String>, prompt: Option<String>, model: Option<String>, uses: &[String]) -> Value {
+fn template(
+    slug: &str,
+    name: Option<String>,
+    prompt: Option<String>,
+    model: Option<String>,
+    uses: &[String],
+) -> Value {
     let titled = || {
         let words = slug.split('-').filter(|w| !w.is_empty()).map(|word| {
             let mut letters = word.chars();
-            letters.next().map(|first| first.to_uppercase().chain(letters).collect::<String>()).unwrap_or_default()
+            letters
+                .next()
+                .map(|first| first.to_uppercase().chain(letters).collect::<String>())
+                .unwrap_or_default()
         });
         words.collect::<Vec<_>>().join(" ")
     };

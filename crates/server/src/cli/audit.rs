@@ -3,7 +3,12 @@
 use oubliette_protocol::Result;
 use serde_json::json;
 
-use super::{Context, client::Client, names::{self, set}, output::listing};
+use super::{
+    Context,
+    client::Client,
+    names::{self, set},
+    output::listing,
+};
 
 /// Who changed what, newest first.
 #[derive(Debug, clap::Args)]
@@ -64,12 +69,22 @@ async fn list(filter: Filter, context: &Context, client: &Client) -> Result<()> 
     set(&mut arguments, "cursor", filter.cursor);
     set(&mut arguments, "action", filter.action);
     set(&mut arguments, "outcome", filter.outcome);
-    set(&mut arguments, "project_id", names::maybe_project(client, filter.project.as_deref()).await?);
+    set(
+        &mut arguments,
+        "project_id",
+        names::maybe_project(client, filter.project.as_deref()).await?,
+    );
     set(&mut arguments, "token_id", filter.token);
     set(&mut arguments, "session_id", filter.session);
     let page = client.call("audit_list", arguments).await?;
     context.output.result(&page, |page| {
-        let columns = [("TIME", "ts"), ("ACTION", "action"), ("OUTCOME", "outcome"), ("BY", "token_id"), ("TARGET", "target")];
+        let columns = [
+            ("TIME", "ts"),
+            ("ACTION", "action"),
+            ("OUTCOME", "outcome"),
+            ("BY", "token_id"),
+            ("TARGET", "target"),
+        ];
         let mut entries = page["entries"].as_array().cloned().unwrap_or_default();
         for entry in &mut entries {
             if entry["token_id"].is_null() {

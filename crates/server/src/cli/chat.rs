@@ -1,6 +1,9 @@
 //! `oubliette chat`: turns one after the other, with commands in between.
 
-use std::{collections::VecDeque, io::{BufRead as _, IsTerminal as _, Write as _}};
+use std::{
+    collections::VecDeque,
+    io::{BufRead as _, IsTerminal as _, Write as _},
+};
 
 use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
@@ -31,8 +34,10 @@ const HELP: &str = "\
 
 /// Where to begin.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Commands while you chat: /switch AGENT, /agents, /tools, /cancel, /end, /help.\n\
-    Lines may also come from a pipe: printf 'Hello\\n/tools\\n/end\\n' | oubliette chat --agent demo")]
+#[command(
+    after_help = "Commands while you chat: /switch AGENT, /agents, /tools, /cancel, /end, /help.\n\
+    Lines may also come from a pipe: printf 'Hello\\n/tools\\n/end\\n' | oubliette chat --agent demo"
+)]
 pub struct Args {
     /// The agent (default: the project's).
     #[arg(long, short)]
@@ -60,6 +65,8 @@ struct Chat {
     since: i64,
     agent: Option<String>,
     project: Option<String>,
+    /// How often Ctrl-C was pressed since the last line.
+    presses: usize,
     /// Whether a turn failed that nobody was there to see.
     failed: bool,
 }
@@ -74,9 +81,17 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
     let client = Client::running(&context.home).await?;
     let interrupts = Interrupts::listen()?;
     let typed = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let show = if context.output == Output::Json { Show::Nothing } else { Show::All };
+    let show = if context.output == Output::Json {
+        Show::Nothing
+    } else {
+        Show::All
+    };
+    let project = match args.session {
+        Some(_) => None,
+        None => Some(names::project_or_only(&client, args.project.as_deref()).await?),
+    };
     let mut chat = Chat {
-        project: names::maybe_project(&client, args.project.as_deref()).await?,
+        project,
         agent: args.agent,
         session: None,
         since: -1,
@@ -84,6 +99,7 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
         live: Live::new(show),
         lines: read_lines(),
         waiting: VecDeque::new(),
+        presses: 0,
         failed: false,
         client,
         interrupts,
@@ -116,9 +132,14 @@ fn read_lines() -> mpsc::Receiver<String> {
 impl Chat {
     async fn resume(&mut self, given: &str) -> Result<()> {
         let id = names::session(&self.client, given).await?;
-        let session = self.client.call("session_get", json!({ "session_id": id })).await?;
+        let session = self
+            .client
+            .call("session_get", json!({ "session_id": id }))
+            .await?;
         if session["status"] == "ended" {
-            return Err(Error::conflict(format!("session {id} has ended; start another with `oubliette chat`")));
+            return Err(Error::conflict(format!(
+                "session {id} has ended; start another with `oubliette chat`"
+            )));
         }
         self.agent = session["agent"].as_str().map(str::to_owned);
         self.since = super::run::last_index(&self.client, &id).await?;
@@ -136,7 +157,6 @@ impl Chat {
     }
 
     async fn talk(mut self) -> Result<Verdict> {
-        let mut presses = 0;
         loop {
             if self.typed && self.waiting.is_empty() {
                 let mut out = std::io::stdout().lock();
@@ -148,8 +168,8 @@ impl Chat {
                 None => tokio::select! {
                     line = self.lines.recv() => line,
                     () = self.interrupts.next() => {
-                        presses += 1;
-                        if presses > 1 {
+                        self.presses += 1;
+                        if self.presses > 1 {
                             return self.end().await;
                         }
                         say("");
@@ -158,7 +178,7 @@ impl Chat {
                     }
                 },
             };
-            presses = 0;
+            self.presses = 0;
             let Some(line) = line else {
                 if self.typed {
                     say("");
@@ -206,9 +226,20 @@ impl Chat {
             self.session = Some(sent.session().to_owned());
             self.live.note(&format!("session {}", sent.session()));
         }
-        let mut typed = Typed { lines: &mut self.lines, waiting: &mut self.waiting };
+        let mut typed = Typed {
+            lines: &mut self.lines,
+            waiting: &mut self.waiting,
+        };
         let typed = self.typed.then_some(&mut typed);
-        let ended = sent.follow(&self.client, &mut self.since, &mut self.live, &mut self.interrupts, typed).await?;
+        let ended = sent
+            .follow(
+                &self.client,
+                &mut self.since,
+                &mut self.live,
+                &mut self.interrupts,
+                typed,
+            )
+            .await?;
         match ended {
             Ended::Completed { reply } => {
                 if self.output == Output::Json {
@@ -216,11 +247,12 @@ impl Chat {
                 }
                 Ok(Next::Go)
             }
-            Ended::Cancelled { reply } => {
+            Ended::Cancelled { reply, by_key } => {
                 if self.output == Output::Json {
                     say(&reply.to_string());
                 }
                 self.live.note("cancelled");
+                self.presses = usize::from(by_key);
                 Ok(Next::Go)
             }
             Ended::Failed(error) => Err(error),
@@ -245,11 +277,15 @@ impl Chat {
             "cancel" => self.cancel().await?,
             "session" => match &self.session {
                 Some(id) => say(id),
-                None => self.live.note("no session yet: it starts with your first message"),
+                None => self
+                    .live
+                    .note("no session yet: it starts with your first message"),
             },
             other => {
                 let name = fold(other, 40);
-                return Err(Error::invalid(format!("there is no command /{name}; /help shows what there is")));
+                return Err(Error::invalid(format!(
+                    "there is no command /{name}; /help shows what there is"
+                )));
             }
         }
         Ok(Next::Go)
@@ -257,7 +293,9 @@ impl Chat {
 
     async fn switch(&mut self, agent: &str) -> Result<()> {
         if agent.is_empty() {
-            return Err(Error::invalid("say to which agent: /switch AGENT; /agents shows them"));
+            return Err(Error::invalid(
+                "say to which agent: /switch AGENT; /agents shows them",
+            ));
         }
         let Some(session) = &self.session else {
             self.client.call("agent_get", json!({ "slug": agent })).await?;
@@ -281,7 +319,11 @@ impl Chat {
         let asked = match (&self.session, &self.agent) {
             (Some(session), _) => json!({ "session_id": session }),
             (None, Some(agent)) => json!({ "agent": agent }),
-            (None, None) => return Err(Error::invalid("no session yet: say something first, or name an agent with /switch")),
+            (None, None) => {
+                return Err(Error::invalid(
+                    "no session yet: say something first, or name an agent with /switch",
+                ));
+            }
         };
         let list = self.client.call("tool_list", asked).await?;
         self.output.result(&list, tool::shown_tools);
@@ -290,7 +332,11 @@ impl Chat {
 
     async fn cancel(&mut self) -> Result<()> {
         let done = match &self.session {
-            Some(session) => self.client.call("session_cancel", json!({ "session_id": session })).await?,
+            Some(session) => {
+                self.client
+                    .call("session_cancel", json!({ "session_id": session }))
+                    .await?
+            }
             None => Value::Null,
         };
         if done["cancelled"] != true {
@@ -301,7 +347,10 @@ impl Chat {
 
     async fn end(mut self) -> Result<Verdict> {
         if let Some(id) = self.session.take() {
-            let ended = self.client.call("session_end", json!({ "session_id": id })).await?;
+            let ended = self
+                .client
+                .call("session_end", json!({ "session_id": id }))
+                .await?;
             if self.output == Output::Json {
                 say(&ended.to_string());
             }
@@ -312,7 +361,10 @@ impl Chat {
 
     fn leave(mut self) -> Result<Verdict> {
         if let Some(id) = &self.session {
-            let hint = format!("the session stays; come back with: oubliette chat --session {}", clean(id));
+            let hint = format!(
+                "the session stays; come back with: oubliette chat --session {}",
+                clean(id)
+            );
             self.live.note(&hint);
         }
         Ok(self.verdict())

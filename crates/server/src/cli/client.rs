@@ -12,7 +12,11 @@ use oubliette_store::OpenError;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-use crate::{actions::{self, Origin}, app::App, config::Config};
+use crate::{
+    actions::{self, Origin},
+    app::App,
+    config::Config,
+};
 
 /// How long another command, or a server that is coming up, may hold the home.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -58,17 +62,32 @@ impl Client {
 
     /// Performs an action.
     pub async fn call(&self, name: &str, arguments: Value) -> Result<Value> {
-        let Value::Object(arguments) = arguments else { return Err(Error::internal("arguments are an object")) };
+        let Value::Object(arguments) = arguments else {
+            return Err(Error::internal("arguments are an object"));
+        };
         match self {
             Client::Server(home) => post(&home.control_socket(), name, &arguments).await,
             Client::Local(app) => {
-                Box::pin(actions::perform(app, &app.auth.owner(), name, arguments, &Origin::outside())).await
+                Box::pin(actions::perform(
+                    app,
+                    &app.auth.owner(),
+                    name,
+                    arguments,
+                    &Origin::outside(),
+                ))
+                .await
             }
         }
     }
 
     /// Performs a listing action. With a limit one page of it; without, every page as one.
-    pub async fn list(&self, name: &str, items: &str, mut arguments: Value, limit: Option<u32>) -> Result<Value> {
+    pub async fn list(
+        &self,
+        name: &str,
+        items: &str,
+        mut arguments: Value,
+        limit: Option<u32>,
+    ) -> Result<Value> {
         if let Some(limit) = limit {
             arguments["limit"] = json!(limit);
             return self.call(name, arguments).await;
@@ -100,10 +119,19 @@ impl Client {
         let response = open(&home.control_socket(), request).await?;
         let status = response.status();
         if !status.is_success() {
-            let body = response.into_body().collect().await.map_err(|e| lost(&e))?.to_bytes();
+            let body = response
+                .into_body()
+                .collect()
+                .await
+                .map_err(|e| lost(&e))?
+                .to_bytes();
             return Err(refused(&body));
         }
-        Ok(Stream { body: response.into_body(), unread: Vec::new(), read: 0 })
+        Ok(Stream {
+            body: response.into_body(),
+            unread: Vec::new(),
+            read: 0,
+        })
     }
 
     /// Lets go of the home.
@@ -121,14 +149,9 @@ pub async fn is_running(home: &Home) -> bool {
 
 /// What needs a server and has none.
 fn not_running(home: &Home) -> Error {
-    let root = home.root();
-    let usual = Home::locate(None, |name| std::env::var_os(name)).is_ok_and(|h| h.root() == root);
-    let command = match usual {
-        true => "oubliette up".to_owned(),
-        false => format!("oubliette --home {} up", root.display()),
-    };
+    let (root, flag) = (home.root(), super::home_flag(home));
     Error::unavailable(format!(
-        "no server is running for {}: start one in another terminal with `{command}`, then try again",
+        "no server is running for {}: start one in another terminal with `oubliette{flag} up`, then try again",
         root.display()
     ))
 }
@@ -183,13 +206,20 @@ async fn post(socket: &Path, name: &str, arguments: &Object) -> Result<Value> {
 pub async fn send(socket: &Path, request: http::Request<Full<Bytes>>) -> Result<(http::StatusCode, Bytes)> {
     let response = open(socket, request).await?;
     let status = response.status();
-    let body = response.into_body().collect().await.map_err(|e| lost(&e))?.to_bytes();
+    let body = response
+        .into_body()
+        .collect()
+        .await
+        .map_err(|e| lost(&e))?
+        .to_bytes();
     Ok((status, body))
 }
 
 async fn open(socket: &Path, request: http::Request<Full<Bytes>>) -> Result<http::Response<Incoming>> {
     let stream = UnixStream::connect(socket).await.map_err(|e| lost(&e))?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| lost(&e))?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|e| lost(&e))?;
     tokio::spawn(connection);
     sender.send_request(request).await.map_err(|e| lost(&e))
 }
@@ -198,9 +228,13 @@ async fn open(socket: &Path, request: http::Request<Full<Bytes>>) -> Result<http
 fn refused(body: &[u8]) -> Error {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let code = serde_json::from_value(value["error"]["code"].clone()).unwrap_or(ErrorCode::Internal);
-    Error::new(code, value["error"]["message"].as_str().unwrap_or("the server refused"))
+    Error::new(
+        code,
+        value["error"]["message"].as_str().unwrap_or("the server refused"),
+    )
 }
 
 fn lost(cause: &dyn std::fmt::Display) -> Error {
-    Error::unavailable("the running server did not answer; look at its log, or stop it and try again").with_log(cause)
+    Error::unavailable("the running server did not answer; look at its log, or stop it and try again")
+        .with_log(cause)
 }

@@ -5,13 +5,18 @@ use clap_complete::Shell;
 use oubliette_protocol::Result;
 use serde_json::json;
 
-use super::{Cli, Context, Verdict, output::{Output, say}};
+use super::{
+    Cli, Context, Verdict,
+    output::{Output, say},
+};
 
 /// For which shell.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  oubliette completions bash > ~/.local/share/bash-completion/completions/oubliette\n  \
+#[command(
+    after_help = "Examples:\n  oubliette completions bash > ~/.local/share/bash-completion/completions/oubliette\n  \
     oubliette completions zsh > ~/.zfunc/_oubliette\n  \
-    oubliette completions fish > ~/.config/fish/completions/oubliette.fish")]
+    oubliette completions fish > ~/.config/fish/completions/oubliette.fish"
+)]
 pub struct Args {
     /// The shell.
     shell: Shell,

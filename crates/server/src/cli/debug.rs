@@ -6,15 +6,26 @@ use serde_json::{Value, json};
 use super::{
     client::Client,
     live::{arguments, result},
-    output::{Output, field, say},
+    output::{Output, field, heard},
     style::{Paint, fold, width},
 };
 
 /// The kinds that tell of a context being built, drained and taken down.
 const STEPS: [&str; 14] = [
-    "build_started", "tool_server_starting", "tool_server_ready", "tool_server_failed", "tool_server_stopped",
-    "memory_opened", "build_finished", "switch_requested", "drain_started", "drain_timeout", "drain_finished",
-    "teardown_started", "registry_cleared", "teardown_finished",
+    "build_started",
+    "tool_server_starting",
+    "tool_server_ready",
+    "tool_server_failed",
+    "tool_server_stopped",
+    "memory_opened",
+    "build_finished",
+    "switch_requested",
+    "drain_started",
+    "drain_timeout",
+    "drain_finished",
+    "teardown_started",
+    "registry_cleared",
+    "teardown_finished",
 ];
 
 /// What to follow.
@@ -31,31 +42,57 @@ pub struct Following {
 
 /// Shows a session's debugger, and stays until the session ends or the person leaves.
 pub async fn follow(client: &Client, mut following: Following, output: Output) -> Result<()> {
-    let session = client.call("session_get", json!({ "session_id": following.session })).await?;
+    let odd = |kind: &&String| kind.is_empty() || !kind.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    if let Some(kind) = following.kinds.iter().flatten().find(odd) {
+        return Err(Error::invalid(format!(
+            "{} is not a kind of event",
+            oubliette_protocol::id::quoted(kind)
+        )));
+    }
+    // The debugger does not say that a session ended; the session's own log does. Where that stands is
+    // asked before how the session is: an end in between is then seen as one or the other.
+    let last = super::run::last_index(client, &following.session).await?;
+    let session = client
+        .call("session_get", json!({ "session_id": following.session }))
+        .await?;
     let live = following.live && session["status"] != "ended";
     let mut clock = Clock::default();
     let mut show = |event: &Value| match output {
-        Output::Json => say(&event.to_string()),
-        Output::Text => say(&clock.line(event)),
+        Output::Json => heard(&event.to_string()),
+        Output::Text => heard(&clock.line(event)),
     };
     if !live {
         return rest(client, &mut following, &mut show).await;
     }
     if output == Output::Text {
         let agent = field(&session, "agent");
-        output.hint(&format!("following {} (agent {agent}, {}); Ctrl-C leaves", following.session, field(&session, "status")));
+        output.hint(&format!(
+            "following {} (agent {agent}, {}); Ctrl-C leaves",
+            following.session,
+            field(&session, "status")
+        ));
     }
-    let path = format!("/api/debugger?session_id={}&since_index={}{}", following.session, following.since, kinds(&following));
+    let path = format!(
+        "/api/debugger?session_id={}&since_index={}{}",
+        following.session,
+        following.since,
+        kinds(&following)
+    );
     let mut events = client.follow(&path).await?;
-    // The debugger does not say that a session ended; the session's own log does.
-    let last = super::run::last_index(client, &following.session).await?;
-    let mut log = client.follow(&format!("/api/sessions/{}/events?since_index={last}", following.session)).await?;
+    let mut log = client
+        .follow(&format!(
+            "/api/sessions/{}/events?since_index={last}",
+            following.session
+        ))
+        .await?;
     loop {
         tokio::select! {
             event = events.next() => match event? {
                 Some(event) => {
                     following.since = event["index"].as_i64().unwrap_or(following.since);
-                    show(&event);
+                    if !show(&event) {
+                        return Ok(());
+                    }
                 }
                 None => return Err(Error::unavailable("the server stopped; start it again with `oubliette up`")),
             },
@@ -69,15 +106,22 @@ pub async fn follow(client: &Client, mut following: Following, output: Output) -
 }
 
 /// Shows what is there and not shown yet.
-async fn rest(client: &Client, following: &mut Following, show: &mut impl FnMut(&Value)) -> Result<()> {
+async fn rest(
+    client: &Client,
+    following: &mut Following,
+    show: &mut impl FnMut(&Value) -> bool,
+) -> Result<()> {
     loop {
-        let mut asked = json!({ "session_id": following.session, "since_index": following.since, "max_events": 1000 });
+        let mut asked =
+            json!({ "session_id": following.session, "since_index": following.since, "max_events": 1000 });
         if let Some(kinds) = &following.kinds {
             asked["kinds"] = json!(kinds);
         }
         let page = client.call("debugger_events", asked).await?;
         let events = page["events"].as_array().map_or(&[][..], Vec::as_slice);
-        events.iter().for_each(&mut *show);
+        if !events.iter().all(&mut *show) {
+            return Ok(());
+        }
         following.since = page["last_index"].as_i64().unwrap_or(following.since);
         if events.len() < 1000 {
             return Ok(());
@@ -86,18 +130,38 @@ async fn rest(client: &Client, following: &mut Following, show: &mut impl FnMut(
 }
 
 fn kinds(following: &Following) -> String {
-    following.kinds.as_ref().map_or_else(String::new, |kinds| format!("&kinds={}", kinds.join(",")))
+    following
+        .kinds
+        .as_ref()
+        .map_or_else(String::new, |kinds| format!("&kinds={}", kinds.join(",")))
 }
 
 /// Switches a session's agent, showing each step as it is done.
-pub async fn switch(client: &Client, session: &str, agent: &str, mut show: impl FnMut(&str)) -> Result<Value> {
+pub async fn switch(
+    client: &Client,
+    session: &str,
+    agent: &str,
+    mut show: impl FnMut(&str),
+) -> Result<Value> {
     let steps = STEPS.iter().map(|kind| (*kind).to_owned()).collect();
-    let mut following = Following { session: session.to_owned(), since: -1, kinds: Some(steps), live: true };
-    rest(client, &mut following, &mut |_| {}).await?;
-    let path = format!("/api/debugger?session_id={session}&since_index={}{}", following.since, kinds(&following));
+    let mut following = Following {
+        session: session.to_owned(),
+        since: -1,
+        kinds: Some(steps),
+        live: true,
+    };
+    rest(client, &mut following, &mut |_| true).await?;
+    let path = format!(
+        "/api/debugger?session_id={session}&since_index={}{}",
+        following.since,
+        kinds(&following)
+    );
     let mut events = client.follow(&path).await?;
     let mut clock = Clock::default();
-    let switch = client.call("session_switch_agent", json!({ "session_id": session, "agent": agent }));
+    let switch = client.call(
+        "session_switch_agent",
+        json!({ "session_id": session, "agent": agent }),
+    );
     let mut switch = std::pin::pin!(switch);
     let switched = loop {
         tokio::select! {
@@ -109,7 +173,11 @@ pub async fn switch(client: &Client, session: &str, agent: &str, mut show: impl 
         }
     };
     // What was recorded before the answer is shown before it.
-    let _ = rest(client, &mut following, &mut |event| show(&clock.line(event))).await;
+    let _ = rest(client, &mut following, &mut |event| {
+        show(&clock.line(event));
+        true
+    })
+    .await;
     switched
 }
 
@@ -122,7 +190,9 @@ pub struct Clock {
 impl Clock {
     /// An event in a line, with the time since the first.
     pub fn line(&mut self, event: &Value) -> String {
-        let ts = event["ts"].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
+        let ts = event["ts"]
+            .as_str()
+            .and_then(|text| text.parse::<jiff::Timestamp>().ok());
         let first = *self.first.get_or_insert(ts.unwrap_or_default());
         let passed = ts.map_or(0.0, |ts| ts.duration_since(first).as_secs_f64());
         let paint = Paint::stdout();
@@ -136,7 +206,11 @@ impl Clock {
             _ => paint.cyan(&padded),
         };
         let room = width().saturating_sub(34).max(30);
-        let line = format!("{} {coloured} {}", paint.dim(&format!("{passed:>9.3}s")), fold(&told(event), room));
+        let line = format!(
+            "{} {coloured} {}",
+            paint.dim(&format!("{passed:>9.3}s")),
+            fold(&told(event), room)
+        );
         line.trim_end().to_owned()
     }
 }
@@ -155,13 +229,34 @@ fn told(event: &Value) -> String {
     };
     match event["kind"].as_str().unwrap_or_default() {
         "build_started" => {
-            let servers: Vec<&str> = event["servers"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            format!("{} with {}", text("agent"), if servers.is_empty() { "no servers".into() } else { servers.join(", ") })
+            let servers: Vec<&str> = event["servers"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect();
+            format!(
+                "{} with {}",
+                text("agent"),
+                if servers.is_empty() {
+                    "no servers".into()
+                } else {
+                    servers.join(", ")
+                }
+            )
         }
-        "tool_server_starting" => format!("{} ({}), attempt {}", text("server"), text("transport"), text("attempt")),
+        "tool_server_starting" => format!(
+            "{} ({}), attempt {}",
+            text("server"),
+            text("transport"),
+            text("attempt")
+        ),
         "tool_server_ready" => format!("{}: {} tools in {}", text("server"), text("tools"), ms("took_ms")),
         "tool_server_failed" => {
-            let stderr = event["stderr"].as_str().map(|s| format!(" | {s}")).unwrap_or_default();
+            let stderr = event["stderr"]
+                .as_str()
+                .map(|s| format!(" | {s}"))
+                .unwrap_or_default();
             format!("{}: {}{stderr}", text("server"), text("error"))
         }
         "tool_server_stopped" => reason(text("server")),
@@ -179,7 +274,11 @@ fn told(event: &Value) -> String {
         "drain_started" => format!("{} in flight, at most {}", text("in_flight"), ms("timeout_ms")),
         "drain_timeout" => format!("{} cancelled after {}", text("cancelled"), ms("waited_ms")),
         "drain_finished" => {
-            let how = if event["drained"] == true { "all ended by themselves" } else { "what was left was cancelled" };
+            let how = if event["drained"] == true {
+                "all ended by themselves"
+            } else {
+                "what was left was cancelled"
+            };
             format!("{how}, in {}", ms("took_ms"))
         }
         "teardown_started" => text("agent"),
@@ -191,12 +290,24 @@ fn told(event: &Value) -> String {
                 (true, None) => result(&event["result"]),
                 (false, None) => format!("failed: {}", result(&event["result"])),
             };
-            format!("{} {} [{}, {}] → {outcome}", text("tool"), arguments(&event["arguments"]), text("source"), ms("duration_ms"))
+            format!(
+                "{} {} [{}, {}] → {outcome}",
+                text("tool"),
+                arguments(&event["arguments"]),
+                text("source"),
+                ms("duration_ms")
+            )
         }
         "tool_blocked" => reason(text("tool")),
         "health_changed" => reason(format!("{}: {} → {}", text("server"), text("from"), text("to"))),
         "answer_refused" => reason(text("request_id")),
-        "model_request" => format!("{} {} → {} in {}", text("provider"), text("path"), text("status"), ms("duration_ms")),
+        "model_request" => format!(
+            "{} {} → {} in {}",
+            text("provider"),
+            text("path"),
+            text("status"),
+            ms("duration_ms")
+        ),
         _ => arguments(event),
     }
 }
@@ -212,7 +323,10 @@ mod tests {
         assert_eq!(clock.line(&first), "    0.000s build_started        a with x, y");
         let call = json!({"kind": "tool_call", "ts": "2026-01-01T00:00:01.5Z", "tool": "read", "source": "catalog",
             "arguments": {"path": "a"}, "ok": true, "duration_ms": 3.25, "result": {"content": [{"type": "text", "text": "hi"}]}});
-        assert_eq!(clock.line(&call), "    1.500s tool_call            read path=\"a\" [catalog, 3.2 ms] → hi");
+        assert_eq!(
+            clock.line(&call),
+            "    1.500s tool_call            read path=\"a\" [catalog, 3.2 ms] → hi"
+        );
         let unknown = json!({"kind": "later", "ts": "2026-01-01T00:00:02Z"});
         assert!(clock.line(&unknown).contains("later"));
     }

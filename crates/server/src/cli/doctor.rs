@@ -15,7 +15,10 @@ use crate::doctor;
 pub async fn run(context: Context) -> Result<Verdict> {
     let report = match client::is_running(&context.home).await {
         true => {
-            let mut report = Client::running(&context.home).await?.call("doctor", serde_json::json!({})).await?;
+            let mut report = Client::running(&context.home)
+                .await?
+                .call("doctor", serde_json::json!({}))
+                .await?;
             let url = address::of(&context.home).await?;
             if let Some(checks) = report["checks"].as_array_mut() {
                 checks.insert(0, doctor::listening(&url));
@@ -34,7 +37,11 @@ pub async fn run(context: Context) -> Result<Verdict> {
 fn shown(report: &Value) -> String {
     let paint = Paint::stdout();
     let checks = report["checks"].as_array().map_or(&[][..], Vec::as_slice);
-    let widest = checks.iter().map(|c| field(c, "name").chars().count()).max().unwrap_or(0);
+    let widest = checks
+        .iter()
+        .map(|c| field(c, "name").chars().count())
+        .max()
+        .unwrap_or(0);
     let mut lines = Vec::new();
     for check in checks {
         let mark = match (check["ok"] == true, check["essential"] == true) {
@@ -42,9 +49,21 @@ fn shown(report: &Value) -> String {
             (false, true) => paint.red("✗"),
             (false, false) => paint.yellow("–"),
         };
-        lines.push(format!("{mark} {:widest$}  {}", field(check, "name"), clean(&field(check, "detail"))).trim_end().to_owned());
+        lines.push(
+            format!(
+                "{mark} {:widest$}  {}",
+                field(check, "name"),
+                clean(&field(check, "detail"))
+            )
+            .trim_end()
+            .to_owned(),
+        );
         if let Some(remedy) = check["remedy"].as_str() {
-            lines.push(format!("  {:widest$}  {}", "", paint.bold(&format!("→ {}", clean(remedy)))));
+            lines.push(format!(
+                "  {:widest$}  {}",
+                "",
+                paint.bold(&format!("→ {}", clean(remedy)))
+            ));
         }
     }
     lines.push(String::new());

@@ -21,7 +21,11 @@ pub async fn test(id: &str, context: &Context) -> Result<()> {
     let definition = json!({ "name": "Trial", "prompt": "None.", "tools": { "use": [id] } });
     let definition: AgentDefinition = serde_json::from_value(definition).map_err(Error::internal)?;
     let tried = trial.hold("trial".parse()?, Arc::new(definition)).await?;
-    let row = tried.list.servers.first().ok_or_else(|| Error::internal("the entry was not started"))?;
+    let row = tried
+        .list
+        .servers
+        .first()
+        .ok_or_else(|| Error::internal("the entry was not started"))?;
     if row.status == Light::Red {
         let why = row.error.as_deref().unwrap_or("it did not become ready");
         return Err(Error::unavailable(format!("{id} could not be started: {why}")));
@@ -41,12 +45,20 @@ pub async fn test(id: &str, context: &Context) -> Result<()> {
         "tools": tools,
     });
     context.output.result(&shape, |_| {
-        let rows: Vec<_> = tried.list.tools.iter().map(|t| vec![t.canonical.clone(), t.description.clone()]).collect();
+        let rows: Vec<_> = tried
+            .list
+            .tools
+            .iter()
+            .map(|t| vec![t.canonical.clone(), t.description.clone()])
+            .collect();
         let count = match rows.len() {
             1 => "1 tool".to_owned(),
             n => format!("{n} tools"),
         };
-        let said = format!("{} {id} was ready in {took_ms} ms with {count}", Paint::stdout().green("✓"));
+        let said = format!(
+            "{} {id} was ready in {took_ms} ms with {count}",
+            Paint::stdout().green("✓")
+        );
         match rows.is_empty() {
             true => said,
             false => format!("{said}\n\n{}", table(&["TOOL", "DESCRIPTION"], &rows)),
@@ -56,7 +68,13 @@ pub async fn test(id: &str, context: &Context) -> Result<()> {
 }
 
 /// Says whether an agent may call a tool.
-pub async fn explain(agent: &str, tool: &str, session: Option<&str>, no_start: bool, context: &Context) -> Result<()> {
+pub async fn explain(
+    agent: &str,
+    tool: &str,
+    session: Option<&str>,
+    no_start: bool,
+    context: &Context,
+) -> Result<()> {
     let slug: Slug = agent.parse()?;
     let trial = Trial::new(&context.home)?;
     let definition = trial.library.agent(&slug)?.definition.clone();
@@ -76,7 +94,10 @@ pub async fn explain(agent: &str, tool: &str, session: Option<&str>, no_start: b
             let known = oubliette_tools::preview(&definition, &trial.used(&definition));
             match no_start || settled(&known, tool) {
                 true => with_base(known, &definition),
-                false => with_base(trial.hold(slug.clone(), definition.clone()).await?.list, &definition),
+                false => with_base(
+                    trial.hold(slug.clone(), definition.clone()).await?.list,
+                    &definition,
+                ),
             }
         }
     };
@@ -95,7 +116,9 @@ pub async fn explain(agent: &str, tool: &str, session: Option<&str>, no_start: b
 }
 
 fn find<'a>(list: &'a ToolList, tool: &str) -> Option<&'a ToolRow> {
-    list.tools.iter().find(|row| row.name == tool || row.canonical == tool || row.aliases.iter().any(|a| a == tool))
+    list.tools
+        .iter()
+        .find(|row| row.name == tool || row.canonical == tool || row.aliases.iter().any(|a| a == tool))
 }
 
 /// Whether the definitions alone say all there is to say.
@@ -108,24 +131,28 @@ fn settled(known: &ToolList, tool: &str) -> bool {
 /// With the tools every agent has.
 fn with_base(mut list: ToolList, definition: &AgentDefinition) -> ToolList {
     let rules = oubliette_tools::allow::Rules::new(&definition.tools);
-    let base = method::BASE.iter().filter_map(|name| actions::find(name)).map(actions::spec).map(|spec| {
-        let denied = rules.denies(&spec.name);
-        ToolRow {
-            canonical: spec.name.clone(),
-            aliases: Vec::new(),
-            source: Source::Base,
-            server: None,
-            allowed: denied.is_none(),
-            reason: Some(match denied {
-                Some(pattern) => format!("denied by {pattern:?} in tools.denied"),
-                None => "a base tool of every agent".into(),
-            }),
-            available: true,
-            description: spec.description,
-            input_schema: spec.input_schema,
-            name: spec.name,
-        }
-    });
+    let base = method::BASE
+        .iter()
+        .filter_map(|name| actions::find(name))
+        .map(actions::spec)
+        .map(|spec| {
+            let denied = rules.denies(&spec.name);
+            ToolRow {
+                canonical: spec.name.clone(),
+                aliases: Vec::new(),
+                source: Source::Base,
+                server: None,
+                allowed: denied.is_none(),
+                reason: Some(match denied {
+                    Some(pattern) => format!("denied by {pattern:?} in tools.denied"),
+                    None => "a base tool of every agent".into(),
+                }),
+                available: true,
+                description: spec.description,
+                input_schema: spec.input_schema,
+                name: spec.name,
+            }
+        });
     list.tools.extend(base);
     list
 }

@@ -15,15 +15,18 @@ pub fn text(path: &Path) -> Result<String> {
     };
     read.map_err(|e| Error::invalid(format!("{}: {e}", name(path))))?;
     match text.len() > MAX_DEFINITION_BYTES {
-        true => Err(Error::invalid(format!("{} is larger than {MAX_DEFINITION_BYTES} bytes", name(path)))),
+        true => Err(Error::invalid(format!(
+            "{} is larger than {MAX_DEFINITION_BYTES} bytes",
+            name(path)
+        ))),
         false => Ok(text),
     }
 }
 
 /// A file's JSON object.
 pub fn object(path: &Path) -> Result<Value> {
-    let value: Value =
-        serde_json::from_str(&text(path)?).map_err(|e| Error::invalid(format!("{} is not JSON: {e}", name(path))))?;
+    let value: Value = serde_json::from_str(&text(path)?)
+        .map_err(|e| Error::invalid(format!("{} is not JSON: {e}", name(path))))?;
     match value.is_object() {
         true => Ok(value),
         false => Err(Error::invalid(format!("{} must hold a JSON object", name(path)))),
@@ -42,7 +45,12 @@ fn name(path: &Path) -> String {
 pub fn suggested(path: &Path, usual: &str) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     match file == usual {
-        true => std::path::absolute(path).ok()?.parent()?.file_name()?.to_str().map(str::to_owned),
+        true => std::path::absolute(path)
+            .ok()?
+            .parent()?
+            .file_name()?
+            .to_str()
+            .map(str::to_owned),
         false => Path::new(file).file_stem()?.to_str().map(str::to_owned),
     }
 }

@@ -1,7 +1,11 @@
 //! A turn as it happens: text as it comes, tool calls and their results folded to a line, a spinner while
 //! nothing else moves.
 
-use std::{collections::HashMap, io::{IsTerminal as _, Write as _}, time::{Duration, Instant}};
+use std::{
+    collections::HashMap,
+    io::{IsTerminal as _, Write as _},
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -50,7 +54,12 @@ impl Live {
     pub fn new(show: Show) -> Self {
         let looks = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         let spinner = (show == Show::All && looks && std::env::var_os("TERM").is_none_or(|t| t != "dumb"))
-            .then(|| Spinner { what: String::new(), since: Instant::now(), frame: 0, drawn: false });
+            .then(|| Spinner {
+                what: String::new(),
+                since: Instant::now(),
+                frame: 0,
+                drawn: false,
+            });
         Self {
             show,
             paint: Paint::stdout(),
@@ -84,7 +93,10 @@ impl Live {
             spinner.frame = (spinner.frame + 1) % FRAMES.len();
             spinner.drawn = true;
             let seconds = spinner.since.elapsed().as_secs();
-            let words = format!("{} {}… {seconds}s · Ctrl-C cancels", FRAMES[spinner.frame], spinner.what);
+            let words = format!(
+                "{} {}… {seconds}s · Ctrl-C cancels",
+                FRAMES[spinner.frame], spinner.what
+            );
             write(&format!("\r\x1b[K{}", paint.dim(&fold(&words, width() - 1))));
         }
     }
@@ -139,7 +151,12 @@ impl Live {
             "tool_result" if all => self.tool_result(event),
             "plan" if all => self.plan(event),
             "caller_tool_request" if all => {
-                let said = format!("▸ {} asks its caller {} {}", event["caller_id"], event["tool"], arguments(&event["arguments"]));
+                let said = format!(
+                    "▸ {} asks its caller {} {}",
+                    event["caller_id"],
+                    event["tool"],
+                    arguments(&event["arguments"])
+                );
                 self.line(&self.paint.dim(&fold(&said, width())));
             }
             "status" => self.status(event, all),
@@ -165,10 +182,16 @@ impl Live {
         self.stop_thinking();
         let tool = event["tool"].as_str().unwrap_or("a tool");
         let id = event["tool_call_id"].as_str().unwrap_or_default();
-        self.calls.insert(id.to_owned(), (tool.to_owned(), Instant::now()));
+        self.calls
+            .insert(id.to_owned(), (tool.to_owned(), Instant::now()));
         let name = fold(tool, 64);
         let room = width().saturating_sub(name.chars().count() + 3).max(20);
-        let said = format!("{} {} {}", self.paint.cyan("▸"), self.paint.bold(&name), fold(&arguments(&event["arguments"]), room));
+        let said = format!(
+            "{} {} {}",
+            self.paint.cyan("▸"),
+            self.paint.bold(&name),
+            fold(&arguments(&event["arguments"]), room)
+        );
         self.line(said.trim_end());
         self.doing(&format!("running {name}"));
     }
@@ -188,7 +211,15 @@ impl Live {
         };
         let room = width().saturating_sub(whose.chars().count() + 4).max(20);
         let said = fold(&result(&event["result"]), room);
-        let said = if said.is_empty() { if ok { "done".to_owned() } else { "failed".to_owned() } } else { said };
+        let said = if said.is_empty() {
+            if ok {
+                "done".to_owned()
+            } else {
+                "failed".to_owned()
+            }
+        } else {
+            said
+        };
         let said = format!("  {mark} {}", self.paint.dim(&format!("{whose}{said}")));
         self.line(&said);
         self.doing("working");
@@ -201,7 +232,13 @@ impl Live {
                 Some("in_progress") => "▶",
                 _ => "☐",
             };
-            let said = format!("  {mark} {}", fold(step["content"].as_str().unwrap_or_default(), width().saturating_sub(4)));
+            let said = format!(
+                "  {mark} {}",
+                fold(
+                    step["content"].as_str().unwrap_or_default(),
+                    width().saturating_sub(4)
+                )
+            );
             let said = self.paint.dim(&said);
             self.line(&said);
         }
@@ -269,7 +306,12 @@ pub fn arguments(value: &Value) -> String {
 
 /// A result as text: MCP's and ACP's text blocks, else its JSON.
 pub fn result(value: &Value) -> String {
-    let text = |block: &Value| block["text"].as_str().or(block["content"]["text"].as_str()).map(str::to_owned);
+    let text = |block: &Value| {
+        block["text"]
+            .as_str()
+            .or(block["content"]["text"].as_str())
+            .map(str::to_owned)
+    };
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
@@ -293,8 +335,16 @@ mod tests {
     fn arguments_and_results_are_read_as_people_would() {
         assert_eq!(arguments(&json!({"path": "a b", "n": 3})), r#"path="a b" n=3"#);
         assert_eq!(arguments(&json!(null)), "");
-        assert_eq!(result(&json!([{"type": "text", "text": "x"}, {"type": "content", "content": {"type": "text", "text": "y"}}])), "x y");
-        assert_eq!(result(&json!({"content": [{"type": "text", "text": "x"}], "isError": false})), "x");
+        assert_eq!(
+            result(
+                &json!([{"type": "text", "text": "x"}, {"type": "content", "content": {"type": "text", "text": "y"}}])
+            ),
+            "x y"
+        );
+        assert_eq!(
+            result(&json!({"content": [{"type": "text", "text": "x"}], "isError": false})),
+            "x"
+        );
         assert_eq!(result(&json!({"a": 1})), r#"{"a":1}"#);
         assert_eq!(result(&json!(null)), "");
     }

@@ -16,9 +16,11 @@ const VARIABLE: &str = "OUBLIETTE_TOKEN";
 
 /// For which client.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "What is printed is the whole file, or what to add to it; where it goes is said on stderr.\n\n\
+#[command(
+    after_help = "What is printed is the whole file, or what to add to it; where it goes is said on stderr.\n\n\
     Examples:\n  oubliette mcp-config claude-code\n  \
-    oubliette mcp-config cursor --token \"$(oubliette token create --name cursor --scope write)\" > .cursor/mcp.json")]
+    oubliette mcp-config cursor --token \"$(oubliette token create --name cursor --scope write)\" > .cursor/mcp.json"
+)]
 pub struct Args {
     /// The client.
     #[arg(value_enum)]
@@ -95,7 +97,12 @@ impl McpClient {
     /// What to paste into this client.
     pub fn paste(self, server: &Server) -> Paste {
         let headers = json!({ "Authorization": server.bearer() });
-        let json = |place: &'static str, value: Value| Paste { format: "json", place, text: pretty(&value), note: None };
+        let json = |place: &'static str, value: Value| Paste {
+            format: "json",
+            place,
+            text: pretty(&value),
+            note: None,
+        };
         match self {
             McpClient::ClaudeCode => Paste {
                 format: "shell",
@@ -111,19 +118,32 @@ impl McpClient {
             McpClient::ClaudeDesktop => {
                 // It starts servers and cannot send headers itself; the header's space is kept out of the
                 // arguments because some systems split them there.
-                let mut args = vec!["-y", "mcp-remote", &server.url, "--header", "Authorization:${OUBLIETTE_AUTH}"];
+                let mut args = vec![
+                    "-y",
+                    "mcp-remote",
+                    &server.url,
+                    "--header",
+                    "Authorization:${OUBLIETTE_AUTH}",
+                ];
                 if server.url.starts_with("http://") {
                     args.push("--allow-http");
                 }
-                let entry = json!({ "command": "npx", "args": args, "env": { "OUBLIETTE_AUTH": server.bearer() } });
+                let entry =
+                    json!({ "command": "npx", "args": args, "env": { "OUBLIETTE_AUTH": server.bearer() } });
                 Paste {
                     note: Some("it reaches HTTP servers through mcp-remote, which needs Node".into()),
-                    ..json("claude_desktop_config.json (Settings, Developer, Edit Config)", json!({ "mcpServers": server.named(entry) }))
+                    ..json(
+                        "claude_desktop_config.json (Settings, Developer, Edit Config)",
+                        json!({ "mcpServers": server.named(entry) }),
+                    )
                 }
             }
             McpClient::Cursor => {
                 let entry = json!({ "url": server.url, "headers": headers });
-                json("~/.cursor/mcp.json, or .cursor/mcp.json in a project", json!({ "mcpServers": server.named(entry) }))
+                json(
+                    "~/.cursor/mcp.json, or .cursor/mcp.json in a project",
+                    json!({ "mcpServers": server.named(entry) }),
+                )
             }
             McpClient::VsCode => {
                 let mut value = json!({});
@@ -134,34 +154,62 @@ impl McpClient {
                         "type": "promptString", "id": "oubliette-token", "description": "Oubliette token", "password": true,
                     }]);
                 }
-                value["servers"] = server.named(json!({ "type": "http", "url": server.url, "headers": headers }));
-                json(".vscode/mcp.json, or the file of `MCP: Open User Configuration`", value)
+                value["servers"] =
+                    server.named(json!({ "type": "http", "url": server.url, "headers": headers }));
+                json(
+                    ".vscode/mcp.json, or the file of `MCP: Open User Configuration`",
+                    value,
+                )
             }
             McpClient::OpenCode => {
                 let entry = json!({ "type": "remote", "url": server.url, "enabled": true, "headers": headers, "oauth": false });
-                let value = json!({ "$schema": "https://opencode.ai/config.json", "mcp": server.named(entry) });
-                json("~/.config/opencode/opencode.json, or opencode.json in a project", value)
+                let value =
+                    json!({ "$schema": "https://opencode.ai/config.json", "mcp": server.named(entry) });
+                json(
+                    "~/.config/opencode/opencode.json, or opencode.json in a project",
+                    value,
+                )
             }
             McpClient::Codex => {
-                let table = format!("[mcp_servers.{}]\nurl = {}\n", server.name, toml_text(&server.url));
+                let table = format!(
+                    "[mcp_servers.{}]\nurl = {}\n",
+                    server.name,
+                    toml_text(&server.url)
+                );
                 let (text, note) = match &server.token {
-                    Some(_) => (format!("{table}http_headers = {{ Authorization = {} }}", toml_text(&server.bearer())), None),
+                    Some(_) => (
+                        format!(
+                            "{table}http_headers = {{ Authorization = {} }}",
+                            toml_text(&server.bearer())
+                        ),
+                        None,
+                    ),
                     None => (
                         format!("{table}bearer_token_env_var = {}", toml_text(VARIABLE)),
                         Some(format!("start it with the token in {VARIABLE}")),
                     ),
                 };
-                Paste { format: "toml", place: "~/.codex/config.toml", text, note }
+                Paste {
+                    format: "toml",
+                    place: "~/.codex/config.toml",
+                    text,
+                    note,
+                }
             }
             McpClient::Gemini => {
                 let entry = json!({ "httpUrl": server.url, "headers": headers });
-                json("~/.gemini/settings.json", json!({ "mcpServers": server.named(entry) }))
+                json(
+                    "~/.gemini/settings.json",
+                    json!({ "mcpServers": server.named(entry) }),
+                )
             }
         }
     }
 
     fn word(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
     }
 }
 
@@ -172,14 +220,33 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
         None => address::of(&context.home).await?,
     };
     let base = base.trim_end_matches('/');
-    let url = if base.ends_with("/mcp") { base.to_owned() } else { format!("{base}/mcp") };
-    if args.name.is_empty() || !args.name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+    let url = if base.ends_with("/mcp") {
+        base.to_owned()
+    } else {
+        format!("{base}/mcp")
+    };
+    if args.name.is_empty()
+        || !args
+            .name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    {
         return Err(Error::invalid("--name is letters, digits, - and _"));
     }
-    if args.token.as_deref().is_some_and(|t| t.is_empty() || !t.bytes().all(|b| b.is_ascii_graphic())) {
-        return Err(Error::invalid("--token is not a token; make one with `oubliette token create`"));
+    if args
+        .token
+        .as_deref()
+        .is_some_and(|t| t.is_empty() || !t.bytes().all(|b| b.is_ascii_graphic()))
+    {
+        return Err(Error::invalid(
+            "--token is not a token; make one with `oubliette token create`",
+        ));
     }
-    let server = Server { name: args.name, url, token: args.token };
+    let server = Server {
+        name: args.name,
+        url,
+        token: args.token,
+    };
     let paste = args.client.paste(&server);
     if context.output == Output::Json {
         let mut shape = json!({
@@ -195,19 +262,25 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
         return Ok(Verdict::Done);
     }
     say(&paste.text);
-    context.output.hint(&format!("goes into {}", paste.place));
+    match paste.format {
+        "shell" => context.output.hint("run that in a terminal"),
+        _ => context.output.hint(&format!("goes into {}", paste.place)),
+    }
     if let Some(note) = &paste.note {
         context.output.hint(note);
     }
     if server.token.is_none() {
         let name = args.client.word();
-        context.output.hint(&format!("make a token for it with: oubliette token create --name {name} --scope write"));
+        context.output.hint(&format!(
+            "make a token for it with: oubliette token create --name {name} --scope write"
+        ));
     }
     Ok(Verdict::Done)
 }
 
 fn checked(url: &str) -> Result<String> {
-    let good = (url.starts_with("http://") || url.starts_with("https://")) && url.bytes().all(|b| b.is_ascii_graphic());
+    let good = (url.starts_with("http://") || url.starts_with("https://"))
+        && url.bytes().all(|b| b.is_ascii_graphic());
     match good {
         true => Ok(url.to_owned()),
         false => Err(Error::invalid("--url must start with http:// or https://")),
@@ -216,7 +289,10 @@ fn checked(url: &str) -> Result<String> {
 
 /// A word for a shell.
 fn quoted(word: &str) -> String {
-    match word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./:=@".contains(&b)) {
+    match word
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"-_./:=@".contains(&b))
+    {
         true => word.to_owned(),
         false => format!("'{}'", word.replace('\'', r"'\''")),
     }
@@ -231,7 +307,11 @@ mod tests {
     use super::*;
 
     fn server(token: Option<&str>) -> Server {
-        Server { name: "oubliette".into(), url: "http://127.0.0.1:8080/mcp".into(), token: token.map(str::to_owned) }
+        Server {
+            name: "oubliette".into(),
+            url: "http://127.0.0.1:8080/mcp".into(),
+            token: token.map(str::to_owned),
+        }
     }
 
     #[test]

@@ -114,6 +114,23 @@ pub struct Context {
     pub output: Output,
 }
 
+impl Context {
+    /// What another command needs to find this home: nothing when it is the usual one.
+    pub fn home_flag(&self) -> String {
+        home_flag(&self.home)
+    }
+}
+
+/// ` --home DIR`, unless it is the home commands use by themselves.
+fn home_flag(home: &Home) -> String {
+    let usual =
+        Home::locate(None, |name| std::env::var_os(name)).is_ok_and(|usual| usual.root() == home.root());
+    match usual {
+        true => String::new(),
+        false => format!(" --home {}", home.root().display()),
+    }
+}
+
 /// How a command that has said everything ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -148,10 +165,18 @@ pub async fn run() -> ExitCode {
 fn misused(error: &clap::Error) -> ExitCode {
     let wrong = error.use_stderr();
     // Whether JSON is wanted is not known of a line that could not be read; having written it will do.
-    let json = std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    let json = std::env::args_os()
+        .skip(1)
+        .take_while(|arg| arg != "--")
+        .any(|arg| arg == "--json");
     if wrong && json && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let text = error.render().to_string();
-        let said = text.split("\n\n").next().unwrap_or_default().trim().trim_start_matches("error: ");
+        let said = text
+            .split("\n\n")
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .trim_start_matches("error: ");
         say(&Error::invalid(said).body().to_string());
     }
     let _ = error.print();

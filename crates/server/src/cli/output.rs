@@ -44,7 +44,12 @@ impl Output {
 
 /// A line on stdout. Nobody listening is not an error of ours.
 pub fn say(line: &str) {
-    let _ = writeln!(std::io::stdout().lock(), "{line}");
+    heard(line);
+}
+
+/// The same, for what goes on and on: whether anybody still listens.
+pub fn heard(line: &str) -> bool {
+    writeln!(std::io::stdout().lock(), "{line}").is_ok()
 }
 
 /// Rows in columns, under a heading. On a terminal the last column gives way to its width.
@@ -62,11 +67,17 @@ pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
         *last = (*last).min(width().saturating_sub(taken).max(20));
     }
     let line = |cells: Vec<&str>| {
-        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{:width$}", fold(cell, *width)));
+        let padded = cells
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{:width$}", fold(cell, *width)));
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     let mut lines = vec![Paint::stdout().bold(&line(heading.to_vec()))];
-    lines.extend(rows.iter().map(|row| line(row.iter().map(String::as_str).collect())));
+    lines.extend(
+        rows.iter()
+            .map(|row| line(row.iter().map(String::as_str).collect())),
+    );
     lines.join("\n")
 }
 
@@ -76,7 +87,12 @@ pub fn listing(items: &[Value], columns: &[(&str, &str)], none: &str) -> String 
         return none.to_owned();
     }
     let heading: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
-    let row = |item: &Value| columns.iter().map(|(_, name)| short(name, &field(item, name))).collect();
+    let row = |item: &Value| {
+        columns
+            .iter()
+            .map(|(_, name)| short(name, &field(item, name)))
+            .collect()
+    };
     table(&heading, &items.iter().map(row).collect::<Vec<Vec<String>>>())
 }
 

@@ -3,7 +3,11 @@
 //! Read are the shapes people have: `mcpServers` (Claude, Cursor, Gemini), `servers` (VS Code), `mcp`
 //! (OpenCode), or the servers alone. What Oubliette has no place for is left out and said.
 
-use oubliette_protocol::{CatalogId, Error, Object, Result, agent::Network, catalog::{Isolation, ToolDefinition}};
+use oubliette_protocol::{
+    CatalogId, Error, Object, Result,
+    agent::Network,
+    catalog::{Isolation, ToolDefinition},
+};
 use serde_json::{Value, json};
 
 /// One server of a block, as a catalog entry.
@@ -28,17 +32,29 @@ pub struct Wishes {
 
 /// Reads a block. All of it is good, or none of it is taken.
 pub fn read(block: &Value, wishes: Wishes) -> Result<Vec<Pasted>> {
-    let servers = ["mcpServers", "mcp_servers", "servers", "mcp"].iter().find_map(|key| block[*key].as_object());
-    let servers = servers.or_else(|| block.as_object().filter(|all| !all.is_empty() && all.values().all(is_server)));
+    let servers = ["mcpServers", "mcp_servers", "servers", "mcp"]
+        .iter()
+        .find_map(|key| block[*key].as_object());
+    let servers = servers.or_else(|| {
+        block
+            .as_object()
+            .filter(|all| !all.is_empty() && all.values().all(is_server))
+    });
     let servers = servers.filter(|servers| !servers.is_empty()).ok_or_else(|| {
-        Error::invalid("no servers in it: expected {\"mcpServers\": {\"name\": {\"command\": …} or {\"url\": …}}}")
+        Error::invalid(
+            "no servers in it: expected {\"mcpServers\": {\"name\": {\"command\": …} or {\"url\": …}}}",
+        )
     })?;
     let mut pasted: Vec<Pasted> = Vec::new();
     for (name, server) in servers {
-        let one = one(name, server, wishes)
-            .map_err(|e| Error::invalid(format!("{}: {}", oubliette_protocol::id::quoted(name), e.message)))?;
+        let one = one(name, server, wishes).map_err(|e| {
+            Error::invalid(format!("{}: {}", oubliette_protocol::id::quoted(name), e.message))
+        })?;
         if let Some(other) = pasted.iter().find(|other| other.id == one.id) {
-            return Err(Error::invalid(format!("two of its servers would both be called {}", other.id)));
+            return Err(Error::invalid(format!(
+                "two of its servers would both be called {}",
+                other.id
+            )));
         }
         pasted.push(one);
     }
@@ -46,17 +62,27 @@ pub fn read(block: &Value, wishes: Wishes) -> Result<Vec<Pasted>> {
 }
 
 fn is_server(value: &Value) -> bool {
-    ["command", "url", "httpUrl", "serverUrl"].iter().any(|key| value.get(key).is_some())
+    ["command", "url", "httpUrl", "serverUrl"]
+        .iter()
+        .any(|key| value.get(key).is_some())
 }
 
 fn one(name: &str, server: &Value, wishes: Wishes) -> Result<Pasted> {
-    let Some(given) = server.as_object() else { return Err(Error::invalid("is not an object")) };
+    let Some(given) = server.as_object() else {
+        return Err(Error::invalid("is not an object"));
+    };
     let mut rest = given.clone();
     let mut notes = Vec::new();
     let id: CatalogId = slug(name)?;
     let kind = rest.remove("type").or_else(|| rest.remove("transport"));
-    let kind = kind.as_ref().and_then(Value::as_str).unwrap_or_default().to_ascii_lowercase();
-    let url = ["httpUrl", "url", "serverUrl", "endpoint"].iter().find_map(|key| rest.remove(*key));
+    let kind = kind
+        .as_ref()
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    let url = ["httpUrl", "url", "serverUrl", "endpoint"]
+        .iter()
+        .find_map(|key| rest.remove(*key));
     let mut definition = match (rest.remove("command"), url) {
         (Some(_), Some(_)) => return Err(Error::invalid("has a command and a URL; keep one of them")),
         (Some(command), None) => stdio(command, &mut rest, wishes, &mut notes)?,
@@ -70,7 +96,10 @@ fn one(name: &str, server: &Value, wishes: Wishes) -> Result<Pasted> {
         notes.push("it was switched off there; here an agent has it when its `use` names it".into());
     }
     if !rest.is_empty() {
-        notes.push(format!("left out: {}", rest.keys().cloned().collect::<Vec<_>>().join(", ")));
+        notes.push(format!(
+            "left out: {}",
+            rest.keys().cloned().collect::<Vec<_>>().join(", ")
+        ));
     }
     definition["id"] = json!(id);
     definition["kind"] = json!("mcp");
@@ -78,7 +107,11 @@ fn one(name: &str, server: &Value, wishes: Wishes) -> Result<Pasted> {
     if id.as_str() != name {
         notes.push(format!("called {id} here, because ids are a-z, 0-9 and -"));
     }
-    Ok(Pasted { id, definition, notes })
+    Ok(Pasted {
+        id,
+        definition,
+        notes,
+    })
 }
 
 fn stdio(command: Value, rest: &mut Object, wishes: Wishes, notes: &mut Vec<String>) -> Result<Value> {
@@ -88,7 +121,10 @@ fn stdio(command: Value, rest: &mut Object, wishes: Wishes, notes: &mut Vec<Stri
         Value::Array(words) => {
             let mut words = words.into_iter();
             let program = words.next().and_then(|w| w.as_str().map(str::to_owned));
-            (program.ok_or_else(|| Error::invalid("command is empty"))?, words.collect())
+            (
+                program.ok_or_else(|| Error::invalid("command is empty"))?,
+                words.collect(),
+            )
         }
         _ => return Err(Error::invalid("command is not text")),
     };
@@ -118,8 +154,13 @@ fn stdio(command: Value, rest: &mut Object, wishes: Wishes, notes: &mut Vec<Stri
 }
 
 fn remote(url: &Value, kind: &str, rest: &mut Object, notes: &mut Vec<String>) -> Result<Value> {
-    let url = url.as_str().ok_or_else(|| Error::invalid("its URL is not text"))?;
-    let headers = map(rest.remove("headers").or_else(|| rest.remove("http_headers")), "headers")?;
+    let url = url
+        .as_str()
+        .ok_or_else(|| Error::invalid("its URL is not text"))?;
+    let headers = map(
+        rest.remove("headers").or_else(|| rest.remove("http_headers")),
+        "headers",
+    )?;
     let transport = match kind {
         "sse" => {
             return Err(Error::invalid(
@@ -131,7 +172,9 @@ fn remote(url: &Value, kind: &str, rest: &mut Object, notes: &mut Vec<String>) -
         other => return Err(Error::invalid(format!("its type {other:?} is not known"))),
     };
     if kind.is_empty() && url.trim_end_matches('/').ends_with("/sse") {
-        notes.push("its URL looks like the old SSE transport; if it does not connect, try the server's /mcp".into());
+        notes.push(
+            "its URL looks like the old SSE transport; if it does not connect, try the server's /mcp".into(),
+        );
     }
     for name in referred(&headers) {
         notes.push(format!("${{env:{name}}} is read from the server's environment once [trust] env in oubliette.toml lists {name}"));
@@ -143,7 +186,10 @@ fn remote(url: &Value, kind: &str, rest: &mut Object, notes: &mut Vec<String>) -
 fn map(value: Option<Value>, field: &str) -> Result<Object> {
     match value {
         None | Some(Value::Null) => Ok(Object::new()),
-        Some(Value::Object(map)) => map.into_iter().map(|(name, value)| Ok((name, referring(value)?))).collect(),
+        Some(Value::Object(map)) => map
+            .into_iter()
+            .map(|(name, value)| Ok((name, referring(value)?)))
+            .collect(),
         Some(_) => Err(Error::invalid(format!("{field} is not an object"))),
     }
 }
@@ -158,7 +204,9 @@ fn referring(value: Value) -> Result<Value> {
         _ => return Err(Error::invalid("has a value that is not text")),
     };
     if text.contains("${input:") {
-        return Err(Error::invalid("asks for an input; put ${env:NAME} or the value in its place"));
+        return Err(Error::invalid(
+            "asks for an input; put ${env:NAME} or the value in its place",
+        ));
     }
     let name = |t: &str| !t.is_empty() && t.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     let whole = text.strip_prefix("${").and_then(|t| t.strip_suffix('}'));
@@ -166,7 +214,10 @@ fn referring(value: Value) -> Result<Value> {
     let whole = whole.or_else(|| text.strip_prefix('$')).filter(|t| name(t));
     Ok(match whole {
         Some(variable) => json!(format!("${{env:{variable}}}")),
-        None => json!(text.replace("Bearer ${", "Bearer ${env:").replace("${env:env:", "${env:")),
+        None => json!(
+            text.replace("Bearer ${", "Bearer ${env:")
+                .replace("${env:env:", "${env:")
+        ),
     })
 }
 
@@ -197,7 +248,9 @@ fn slug(name: &str) -> Result<CatalogId> {
         }
     }
     id.truncate(32);
-    id.trim_end_matches('-').parse().map_err(|e: Error| Error::invalid(format!("cannot be a catalog id: {}", e.message)))
+    id.trim_end_matches('-')
+        .parse()
+        .map_err(|e: Error| Error::invalid(format!("cannot be a catalog id: {}", e.message)))
 }
 
 #[cfg(test)]
@@ -216,14 +269,24 @@ mod tests {
         assert_eq!(one.id.as_str(), "file-system");
         assert_eq!(one.definition["command"], "mcp-files");
         assert_eq!(one.definition["transport"], "stdio");
-        assert!(one.notes.iter().any(|n| n.contains("file-system")), "{:?}", one.notes);
+        assert!(
+            one.notes.iter().any(|n| n.contains("file-system")),
+            "{:?}",
+            one.notes
+        );
 
         let vscode = json!({"servers": {"web": {"type": "http", "url": "https://h/mcp", "headers": {"X": "y"}}}, "inputs": []});
-        assert_eq!(pasted(vscode)[0].definition, json!({"id": "web", "kind": "mcp", "transport": "http", "endpoint": "https://h/mcp", "headers": {"X": "y"}}));
+        assert_eq!(
+            pasted(vscode)[0].definition,
+            json!({"id": "web", "kind": "mcp", "transport": "http", "endpoint": "https://h/mcp", "headers": {"X": "y"}})
+        );
 
         let opencode = json!({"mcp": {"l": {"type": "local", "command": ["node", "s.js"], "environment": {"K": "{env:K}"}, "enabled": false}}});
         let one = &pasted(opencode)[0];
-        assert_eq!((&one.definition["command"], &one.definition["args"]), (&json!("node"), &json!(["s.js"])));
+        assert_eq!(
+            (&one.definition["command"], &one.definition["args"]),
+            (&json!("node"), &json!(["s.js"]))
+        );
         assert_eq!(one.definition["env"]["K"], "${env:K}");
 
         let gemini = json!({"mcpServers": {"g": {"httpUrl": "http://h/mcp", "timeout": 5000}}});
@@ -231,7 +294,10 @@ mod tests {
         assert_eq!(one.definition["endpoint"], "http://h/mcp");
         assert!(one.notes.iter().any(|n| n.contains("timeout")));
 
-        assert_eq!(pasted(json!({"a": {"url": "ws://h/x"}}))[0].definition["transport"], "ws");
+        assert_eq!(
+            pasted(json!({"a": {"url": "ws://h/x"}}))[0].definition["transport"],
+            "ws"
+        );
     }
 
     #[test]
@@ -249,13 +315,31 @@ mod tests {
             (json!({}), "mcpServers"),
             (json!({"mcpServers": {}}), "mcpServers"),
             (json!({"mcpServers": {"a": {}}}), "neither"),
-            (json!({"mcpServers": {"a": {"command": "x", "url": "http://h"}}}), "keep one"),
-            (json!({"mcpServers": {"a": {"type": "sse", "url": "http://h/sse"}}}), "SSE"),
-            (json!({"mcpServers": {"a": {"command": "x", "env": {"K": "${input:k}"}}}}), "input"),
-            (json!({"mcpServers": {"a b": {"command": "x"}, "a-b": {"command": "y"}}}), "a-b"),
+            (
+                json!({"mcpServers": {"a": {"command": "x", "url": "http://h"}}}),
+                "keep one",
+            ),
+            (
+                json!({"mcpServers": {"a": {"type": "sse", "url": "http://h/sse"}}}),
+                "SSE",
+            ),
+            (
+                json!({"mcpServers": {"a": {"command": "x", "env": {"K": "${input:k}"}}}}),
+                "input",
+            ),
+            (
+                json!({"mcpServers": {"a b": {"command": "x"}, "a-b": {"command": "y"}}}),
+                "a-b",
+            ),
             (json!({"mcpServers": {"!!": {"command": "x"}}}), "!!"),
-            (json!({"mcpServers": {"a": {"command": "x", "args": "y"}}}), "args"),
-            (json!({"mcpServers": {"a": {"command": "x", "env": {"BAD NAME": "y"}}}}), "env"),
+            (
+                json!({"mcpServers": {"a": {"command": "x", "args": "y"}}}),
+                "args",
+            ),
+            (
+                json!({"mcpServers": {"a": {"command": "x", "env": {"BAD NAME": "y"}}}}),
+                "env",
+            ),
         ] {
             let error = read(&block, Wishes::default()).unwrap_err();
             assert!(error.message.contains(reason), "{block}: {}", error.message);
@@ -266,7 +350,14 @@ mod tests {
     fn a_server_that_is_fetched_needs_the_network() {
         let block = json!({"mcpServers": {"e": {"command": "npx", "args": ["-y", "x"]}}});
         assert!(pasted(block.clone())[0].notes[0].contains("--network proxy"));
-        let with = read(&block, Wishes { network: Some(Network::Proxy), isolation: None }).unwrap();
+        let with = read(
+            &block,
+            Wishes {
+                network: Some(Network::Proxy),
+                isolation: None,
+            },
+        )
+        .unwrap();
         assert!(with[0].notes.is_empty());
         assert_eq!(with[0].definition["network"], "proxy");
     }

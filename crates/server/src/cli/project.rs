@@ -105,9 +105,18 @@ impl Settings {
         set(&mut arguments, "description", self.description);
         set(&mut arguments, "agent", self.agent);
         if !self.env.is_empty() {
-            arguments["env"] = self.env.into_iter().map(|(k, v)| (k, json!(v))).collect::<serde_json::Map<_, _>>().into();
+            arguments["env"] = self
+                .env
+                .into_iter()
+                .map(|(k, v)| (k, json!(v)))
+                .collect::<serde_json::Map<_, _>>()
+                .into();
         }
-        set(&mut arguments, "api_key", self.api_key.map(|scope| json!({ "scope": scope })));
+        set(
+            &mut arguments,
+            "api_key",
+            self.api_key.map(|scope| json!({ "scope": scope })),
+        );
         let mut sandbox = json!({});
         set(&mut sandbox, "network", self.network);
         set(&mut sandbox, "driver", self.driver);
@@ -143,21 +152,42 @@ async fn act(command: Project, context: &Context, client: &Client) -> Result<()>
             set(&mut arguments, "name_contains", name_contains);
             let list = client.list("project_list", "projects", arguments, limit).await?;
             output.result(&list, |list| {
-                let columns = [("ID", "project_id"), ("NAME", "name"), ("AGENT", "agent"), ("CREATED", "created_at"), ("DESCRIPTION", "description")];
+                let columns = [
+                    ("ID", "project_id"),
+                    ("NAME", "name"),
+                    ("AGENT", "agent"),
+                    ("CREATED", "created_at"),
+                    ("DESCRIPTION", "description"),
+                ];
                 let none = "No project yet. Make one with `oubliette project create NAME`.";
-                listing(list["projects"].as_array().map_or(&[], Vec::as_slice), &columns, none)
+                listing(
+                    list["projects"].as_array().map_or(&[], Vec::as_slice),
+                    &columns,
+                    none,
+                )
             });
         }
         Project::Get { project } => {
             let id = names::project(client, &project).await?;
-            output.result(&client.call("project_get", json!({ "project_id": id })).await?, shown);
+            output.result(
+                &client.call("project_get", json!({ "project_id": id })).await?,
+                shown,
+            );
         }
-        Project::Create { name, named, settings } => {
+        Project::Create {
+            name,
+            named,
+            settings,
+        } => {
             let mut arguments = settings.into_arguments();
             set(&mut arguments, "name", name.or(named));
             output.result(&client.call("project_create", arguments).await?, shown);
         }
-        Project::Update { project, name, settings } => {
+        Project::Update {
+            project,
+            name,
+            settings,
+        } => {
             let mut arguments = settings.into_arguments();
             set(&mut arguments, "name", name);
             arguments["project_id"] = json!(names::project(client, &project).await?);
@@ -174,8 +204,17 @@ async fn act(command: Project, context: &Context, client: &Client) -> Result<()>
 
 fn shown(project: &Value) -> String {
     let names = [
-        "project_id", "name", "description", "agent", "env", "api_key", "sandbox", "limits", "default_workspace_id",
-        "created_at", "updated_at",
+        "project_id",
+        "name",
+        "description",
+        "agent",
+        "env",
+        "api_key",
+        "sandbox",
+        "limits",
+        "default_workspace_id",
+        "created_at",
+        "updated_at",
     ];
     fields(project, &names)
 }

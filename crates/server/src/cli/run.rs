@@ -1,6 +1,6 @@
 //! `oubliette run`.
 
-use std::io::Read as _;
+use std::{io::Read as _, time::Duration};
 
 use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
@@ -14,11 +14,16 @@ use super::{
     turn::{Ended, Interrupts, Sent},
 };
 
+/// How long a second Ctrl-C is waited for once the first has cancelled the turn.
+const SECOND_PRESS: Duration = Duration::from_millis(700);
+
 /// What to run.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Text, tool calls and results stream to the terminal. Ctrl-C cancels the turn, twice ends the session.\n\n\
+#[command(
+    after_help = "Text, tool calls and results stream to the terminal. Ctrl-C cancels the turn, twice ends the session.\n\n\
     Examples:\n  oubliette run --agent demo \"Show me around\"\n  git diff | oubliette run --agent assistant -\n  \
-    oubliette run --quiet \"Summarise README.md\" > summary.txt\n  oubliette run --session last \"And now the tests\"")]
+    oubliette run --quiet \"Summarise README.md\" > summary.txt\n  oubliette run --session last \"And now the tests\""
+)]
 pub struct Args {
     /// What to tell the agent; - reads it from stdin.
     prompt: String,
@@ -63,16 +68,34 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
     let arguments = arguments(&args, &client, &mut since).await?;
     let sent = Sent::send(&client, arguments).await?;
     let session = sent.session().to_owned();
-    let ended = sent.follow(&client, &mut since, &mut live, &mut interrupts, None).await?;
-    let over = matches!(ended, Ended::SessionEnded);
+    let ended = sent
+        .follow(&client, &mut since, &mut live, &mut interrupts, None)
+        .await?;
+    let mut over = matches!(ended, Ended::SessionEnded);
     let result = match ended {
         Ended::Completed { reply } => Ok(reply),
         Ended::Failed(error) => Err(error),
-        Ended::Cancelled { .. } => Err(Error::conflict("the turn was cancelled")),
+        Ended::Cancelled { by_key, .. } => {
+            // A turn may be cancelled sooner than a finger comes down again.
+            if by_key
+                && tokio::time::timeout(SECOND_PRESS, interrupts.next())
+                    .await
+                    .is_ok()
+            {
+                live.note("ending the session");
+                client
+                    .call("session_end", json!({ "session_id": session }))
+                    .await?;
+                over = true;
+            }
+            Err(Error::conflict("the turn was cancelled"))
+        }
         Ended::SessionEnded => Err(Error::conflict("the session was ended")),
     };
     if args.end && !over {
-        client.call("session_end", json!({ "session_id": session })).await?;
+        client
+            .call("session_end", json!({ "session_id": session }))
+            .await?;
     }
     let reply = match result {
         Ok(reply) => reply,
@@ -85,7 +108,9 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
     match (context.output, args.stream_json) {
         (Output::Json, false) => say(&reply.to_string()),
         (Output::Text, false) if !args.end && !args.quiet => {
-            live.note(&format!("session {session} · go on with: oubliette chat --session {session}"));
+            live.note(&format!(
+                "session {session} · go on with: oubliette chat --session {session}"
+            ));
         }
         _ => {}
     }
@@ -98,11 +123,25 @@ async fn arguments(args: &Args, client: &Client, since: &mut i64) -> Result<Valu
         let id = names::session(client, given).await?;
         *since = last_index(client, &id).await?;
         arguments["session_id"] = json!(id);
+        set(
+            &mut arguments,
+            "project_id",
+            names::maybe_project(client, args.project.as_deref()).await?,
+        );
+        return Ok(arguments);
     }
     set(&mut arguments, "agent", args.agent.as_ref());
     set(&mut arguments, "workspace_id", args.workspace.as_ref());
-    set(&mut arguments, "create_workspace", args.new_workspace.then_some(true));
-    set(&mut arguments, "project_id", names::maybe_project(client, args.project.as_deref()).await?);
+    set(
+        &mut arguments,
+        "create_workspace",
+        args.new_workspace.then_some(true),
+    );
+    set(
+        &mut arguments,
+        "project_id",
+        Some(names::project_or_only(client, args.project.as_deref()).await?),
+    );
     Ok(arguments)
 }
 
@@ -112,7 +151,10 @@ fn prompt(given: &str) -> Result<String> {
         return Ok(given.to_owned());
     }
     let mut text = String::new();
-    std::io::stdin().lock().read_to_string(&mut text).map_err(|e| Error::invalid(format!("stdin: {e}")))?;
+    std::io::stdin()
+        .lock()
+        .read_to_string(&mut text)
+        .map_err(|e| Error::invalid(format!("stdin: {e}")))?;
     match text.trim().is_empty() {
         true => Err(Error::invalid("stdin is empty: nothing to tell the agent")),
         false => Ok(text),
@@ -132,4 +174,3 @@ pub async fn last_index(client: &Client, session: &str) -> Result<i64> {
         since = last;
     }
 }
-

@@ -5,8 +5,13 @@ use std::net::SocketAddr;
 use oubliette_protocol::{Error, Result};
 use serde_json::json;
 
-use super::{Context, address, output::Output};
-use crate::{config::{self, Config}, doors::mcp::fixtures, lifecycle::{self, Serve}, logging};
+use super::{Context, address, client, output::Output};
+use crate::{
+    config::{self, Config},
+    doors::mcp::fixtures,
+    lifecycle::{self, Serve},
+    logging,
+};
 
 /// Arguments of `serve` and `up`.
 #[derive(Debug, clap::Args)]
@@ -41,7 +46,23 @@ pub fn settings(args: &Args, context: &Context) -> Result<Serve> {
         config.listen = listen;
     }
     logging::start(&config.log);
-    Ok(Serve { home: context.home.clone(), config, insecure: args.insecure })
+    Ok(Serve {
+        home: context.home.clone(),
+        config,
+        insecure: args.insecure,
+    })
+}
+
+/// A home has one server: a second one is told where the first is.
+pub async fn refuse_second(context: &Context) -> Result<()> {
+    match client::is_running(&context.home).await {
+        true => Err(Error::conflict(format!(
+            "a server is running for {} already, at {}/: use that one, or stop it first",
+            context.home.root().display(),
+            address::of(&context.home).await?
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Serves until it is told to stop.
@@ -52,16 +73,20 @@ pub async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: Context)
             fixtures::VARIABLE
         )));
     }
+    refuse_second(&context).await?;
     let mut settings = settings(&args, &context)?;
     settings.config.test_fixtures = test_fixtures;
     let running = lifecycle::start(settings).await?;
+    address::announce(&running);
     let url = running.url();
-    let shape = json!({ "url": format!("{url}/"), "mcp_url": format!("{url}/mcp"), "home": running.app.home.root() });
+    let shape =
+        json!({ "url": format!("{url}/"), "mcp_url": format!("{url}/mcp"), "home": running.app.home.root() });
     match context.output {
         Output::Json => context.output.result(&shape, |_| String::new()),
-        Output::Text => context.output.result(&shape, |_| format!("Oubliette is serving {url}/")),
+        Output::Text => context
+            .output
+            .result(&shape, |_| format!("Oubliette is serving {url}/")),
     }
-    address::announce(&running);
     let done = running.until_signalled().await;
     address::withdraw(&context.home);
     done

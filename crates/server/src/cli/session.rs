@@ -9,7 +9,7 @@ use super::{
     debug::{self, Following},
     live::{Live, Show, arguments, result},
     names::{self, set},
-    output::{Output, field, fields, listing, say},
+    output::{Output, field, fields, heard, listing, say},
     style::{Paint, fold, width},
     turn::{Ended, Interrupts, Sent},
 };
@@ -101,22 +101,50 @@ pub async fn run(command: Session, context: Context) -> Result<Verdict> {
     let client = Client::running(&context.home).await?;
     let output = context.output;
     match command {
-        Session::List { project, status, limit } => {
+        Session::List {
+            project,
+            status,
+            limit,
+        } => {
             let mut arguments = json!({});
-            set(&mut arguments, "project_id", names::maybe_project(&client, project.as_deref()).await?);
+            set(
+                &mut arguments,
+                "project_id",
+                names::maybe_project(&client, project.as_deref()).await?,
+            );
             set(&mut arguments, "status", status);
             let list = client.list("session_list", "sessions", arguments, limit).await?;
             output.result(&list, |list| {
-                let columns = [("ID", "session_id"), ("STATUS", "status"), ("AGENT", "agent"), ("TURN", "turn"), ("CREATED", "created_at"), ("TITLE", "title")];
+                let columns = [
+                    ("ID", "session_id"),
+                    ("STATUS", "status"),
+                    ("AGENT", "agent"),
+                    ("TURN", "turn"),
+                    ("CREATED", "created_at"),
+                    ("TITLE", "title"),
+                ];
                 let none = "No session yet. Start one with `oubliette run \"…\"`.";
-                listing(list["sessions"].as_array().map_or(&[], Vec::as_slice), &columns, none)
+                listing(
+                    list["sessions"].as_array().map_or(&[], Vec::as_slice),
+                    &columns,
+                    none,
+                )
             });
         }
         Session::Get { id } => {
             let id = names::session(&client, &id).await?;
-            output.result(&client.call("session_get", json!({ "session_id": id })).await?, shown);
+            output.result(
+                &client.call("session_get", json!({ "session_id": id })).await?,
+                shown,
+            );
         }
-        Session::Events { id, since, max, follow, children } => {
+        Session::Events {
+            id,
+            since,
+            max,
+            follow,
+            children,
+        } => {
             let id = names::session(&client, &id).await?;
             match follow {
                 true => follow_events(&client, &id, since, output).await?,
@@ -152,9 +180,19 @@ pub async fn run(command: Session, context: Context) -> Result<Verdict> {
             let switched = debug::switch(&client, &id, &agent, show).await?;
             output.result(&switched, said_switched);
         }
-        Session::Debug { id, since, kinds, no_follow } => {
+        Session::Debug {
+            id,
+            since,
+            kinds,
+            no_follow,
+        } => {
             let session = names::session(&client, &id).await?;
-            let following = Following { session, since, kinds, live: !no_follow };
+            let following = Following {
+                session,
+                since,
+                kinds,
+                live: !no_follow,
+            };
             debug::follow(&client, following, output).await?;
         }
     }
@@ -167,13 +205,29 @@ pub fn said_switched(switched: &Value) -> String {
         true => "everything in flight ended by itself",
         false => "what was in flight was cancelled",
     };
-    format!("{} works now ({how}; {} ms)", field(switched, "agent"), field(switched, "took_ms"))
+    format!(
+        "{} works now ({how}; {} ms)",
+        field(switched, "agent"),
+        field(switched, "took_ms")
+    )
 }
 
 fn shown(session: &Value) -> String {
     let names = [
-        "session_id", "title", "status", "reason", "agent", "turn", "project_id", "workspace_id", "parent_id", "depth",
-        "isolation", "relay_socket", "created_at", "updated_at",
+        "session_id",
+        "title",
+        "status",
+        "reason",
+        "agent",
+        "turn",
+        "project_id",
+        "workspace_id",
+        "parent_id",
+        "depth",
+        "isolation",
+        "relay_socket",
+        "created_at",
+        "updated_at",
     ];
     fields(session, &names)
 }
@@ -183,15 +237,26 @@ async fn message(client: &Client, id: &str, text: String, wait: bool, output: Ou
     if !wait {
         let sent = client.call("session_message", arguments).await?;
         output.result(&sent, |sent| {
-            format!("turn {} ({}); follow it with: oubliette session events {id} --follow", field(sent, "turn"), field(sent, "status"))
+            format!(
+                "turn {} ({}); follow it with: oubliette session events {id} --follow",
+                field(sent, "turn"),
+                field(sent, "status")
+            )
         });
         return Ok(Verdict::Done);
     }
-    let mut live = Live::new(if output == Output::Json { Show::Nothing } else { Show::All });
+    let mut live = Live::new(if output == Output::Json {
+        Show::Nothing
+    } else {
+        Show::All
+    });
     let mut since = super::run::last_index(client, id).await?;
     let mut interrupts = Interrupts::listen()?;
     let sent = Sent::send(client, arguments).await?;
-    match sent.follow(client, &mut since, &mut live, &mut interrupts, None).await? {
+    match sent
+        .follow(client, &mut since, &mut live, &mut interrupts, None)
+        .await?
+    {
         Ended::Completed { reply } => {
             if output == Output::Json {
                 say(&reply.to_string());
@@ -204,7 +269,14 @@ async fn message(client: &Client, id: &str, text: String, wait: bool, output: Ou
     }
 }
 
-async fn events(client: &Client, id: &str, since: i64, max: Option<u32>, children: bool, output: Output) -> Result<()> {
+async fn events(
+    client: &Client,
+    id: &str,
+    since: i64,
+    max: Option<u32>,
+    children: bool,
+    output: Output,
+) -> Result<()> {
     let mut asked = json!({ "session_id": id, "since_index": since, "max_events": max.unwrap_or(1000) });
     if children {
         asked["include_children"] = json!(true);
@@ -214,7 +286,9 @@ async fn events(client: &Client, id: &str, since: i64, max: Option<u32>, childre
     while max.is_none() && !children {
         asked["since_index"] = page["last_index"].clone();
         let mut more = client.call("session_events", asked.clone()).await?;
-        let Value::Array(events) = more["events"].take() else { break };
+        let Value::Array(events) = more["events"].take() else {
+            break;
+        };
         if events.is_empty() {
             break;
         }
@@ -225,7 +299,12 @@ async fn events(client: &Client, id: &str, since: i64, max: Option<u32>, childre
         }
     }
     output.result(&page, |page| {
-        let mut lines: Vec<String> = page["events"].as_array().into_iter().flatten().map(line).collect();
+        let mut lines: Vec<String> = page["events"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(line)
+            .collect();
         for child in page["children"].as_array().into_iter().flatten() {
             lines.push(Paint::stdout().bold(&format!("— {}", field(child, "session_id"))));
             lines.extend(child["events"].as_array().into_iter().flatten().map(line));
@@ -239,7 +318,9 @@ async fn events(client: &Client, id: &str, since: i64, max: Option<u32>, childre
 }
 
 async fn follow_events(client: &Client, id: &str, since: i64, output: Output) -> Result<()> {
-    let mut events = client.follow(&format!("/api/sessions/{id}/events?since_index={since}")).await?;
+    let mut events = client
+        .follow(&format!("/api/sessions/{id}/events?since_index={since}"))
+        .await?;
     // An ended session says nothing more: what is there is all.
     let over = client.call("session_get", json!({ "session_id": id })).await?["status"] == "ended";
     let last = super::run::last_index(client, id).await?;
@@ -247,16 +328,18 @@ async fn follow_events(client: &Client, id: &str, since: i64, output: Output) ->
         return Ok(());
     }
     while let Some(event) = events.next().await? {
-        match output {
-            Output::Json => say(&event.to_string()),
-            Output::Text => say(&line(&event)),
-        }
+        let listened = match output {
+            Output::Json => heard(&event.to_string()),
+            Output::Text => heard(&line(&event)),
+        };
         let ends = event["type"] == "status" && event["status"] == "ended";
-        if ends || (over && event["index"].as_i64() >= Some(last)) {
+        if !listened || ends || (over && event["index"].as_i64() >= Some(last)) {
             return Ok(());
         }
     }
-    Err(Error::unavailable("the server stopped; start it again with `oubliette up`"))
+    Err(Error::unavailable(
+        "the server stopped; start it again with `oubliette up`",
+    ))
 }
 
 /// An event in a line.
@@ -272,8 +355,17 @@ fn line(event: &Value) -> String {
         "message" => format!("{}: {}", text("role"), text("text")),
         "delta" | "thought" => text("text"),
         "tool_call" => format!("{} {}", text("tool"), arguments(&event["arguments"])),
-        "tool_result" => format!("{} {}", if event["ok"] == true { "✓" } else { "✗" }, result(&event["result"])),
-        "caller_tool_request" => format!("{} {} {}", text("caller_id"), text("tool"), arguments(&event["arguments"])),
+        "tool_result" => format!(
+            "{} {}",
+            if event["ok"] == true { "✓" } else { "✗" },
+            result(&event["result"])
+        ),
+        "caller_tool_request" => format!(
+            "{} {} {}",
+            text("caller_id"),
+            text("tool"),
+            arguments(&event["arguments"])
+        ),
         "caller_tool_done" => format!("{} {}", text("request_id"), text("outcome")),
         "turn_completed" => format!("turn {} ({})", text("turn"), text("stop_reason")),
         "error" => format!("{}: {}", text("code"), text("message")),
@@ -286,13 +378,21 @@ fn line(event: &Value) -> String {
         }
     };
     let time = text("ts");
-    let time = time.split_once('T').map_or("", |(_, time)| time.get(..12).unwrap_or(time)).trim_end_matches('Z');
+    let time = time
+        .split_once('T')
+        .map_or("", |(_, time)| time.get(..12).unwrap_or(time))
+        .trim_end_matches('Z');
     let padded = format!("{kind:<20}");
     let kind = match kind {
         "error" => paint.red(&padded),
         _ => paint.cyan(&padded),
     };
     let room = width().saturating_sub(42).max(30);
-    let line = format!("{:>5} {} {kind} {}", text("index"), paint.dim(&format!("{time:<12}")), fold(&said, room));
+    let line = format!(
+        "{:>5} {} {kind} {}",
+        text("index"),
+        paint.dim(&format!("{time:<12}")),
+        fold(&said, room)
+    );
     line.trim_end().to_owned()
 }

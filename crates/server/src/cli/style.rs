@@ -11,12 +11,16 @@ pub struct Paint {
 impl Paint {
     /// For stdout.
     pub fn stdout() -> Self {
-        Self { on: std::io::stdout().is_terminal() && wanted() }
+        Self {
+            on: std::io::stdout().is_terminal() && wanted(),
+        }
     }
 
     /// For stderr.
     pub fn stderr() -> Self {
-        Self { on: std::io::stderr().is_terminal() && wanted() }
+        Self {
+            on: std::io::stderr().is_terminal() && wanted(),
+        }
     }
 
     /// None at all.
@@ -73,7 +77,10 @@ pub fn width() -> usize {
     if !std::io::stdout().is_terminal() {
         return 200;
     }
-    crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns).max(40))
+    match crossterm::terminal::size() {
+        Ok((columns, _)) if columns > 0 => usize::from(columns).max(40),
+        _ => 80,
+    }
 }
 
 /// Text from elsewhere without what would act on the terminal: control characters but newline and tab, and
@@ -91,25 +98,14 @@ pub fn clean(text: &str) -> Cow<'_, str> {
 
 /// One line of at most `most` characters: white space runs together, what is cut off is marked.
 pub fn fold(text: &str, most: usize) -> String {
-    let mut line = String::new();
-    let mut count = 0;
-    for word in clean(text).split_whitespace() {
-        let gap = usize::from(count > 0);
-        let length = word.chars().count();
-        if count + gap + length > most {
-            let room = most.saturating_sub(count + gap + 1);
-            if gap == 1 && room > 0 {
-                line.push(' ');
-            }
-            line.extend(word.chars().take(room));
-            line.push('…');
-            return line;
-        }
-        if gap == 1 {
-            line.push(' ');
-        }
-        line.push_str(word);
-        count += gap + length;
+    let text = clean(text);
+    let words = text.split_whitespace().enumerate();
+    let letters = words.flat_map(|(n, word)| (n > 0).then_some(' ').into_iter().chain(word.chars()));
+    let mut line: String = letters.clone().take(most).collect();
+    if letters.skip(most).next().is_some() {
+        line.pop();
+        line.truncate(line.trim_end().len());
+        line.push('…');
     }
     line
 }
@@ -131,6 +127,8 @@ mod tests {
         assert_eq!(fold("one two three", 8), "one two…");
         assert_eq!(fold("abcdefghij", 5), "abcd…");
         assert_eq!(fold("", 5), "");
+        assert_eq!(fold("ab c", 2), "a…");
+        assert_eq!(fold("ab", 2), "ab");
     }
 
     proptest! {

@@ -1,14 +1,22 @@
 //! `oubliette token …`.
 
 use oubliette_protocol::{Result, Scope, duration::Span};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Context, client::Client, output::{field, table}};
+use super::{
+    Context,
+    client::Client,
+    names::{self, set},
+    output::{field, listing},
+};
 
 /// Create, list and revoke tokens.
 #[derive(Debug, clap::Subcommand)]
 pub enum Token {
     /// Create a token; it is shown once.
+    #[command(
+        after_help = "Example: oubliette token create --name ci --scope write --project website --expires 30d"
+    )]
     Create {
         /// What people call it.
         #[arg(long)]
@@ -16,8 +24,8 @@ pub enum Token {
         /// How far it reaches: read, write or admin.
         #[arg(long)]
         scope: Scope,
-        /// The one project it sees.
-        #[arg(long, value_name = "ID")]
+        /// The one project it sees, by id or name.
+        #[arg(long, value_name = "PROJECT")]
         project: Option<String>,
         /// How long it lives, as in 30d.
         #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -46,44 +54,50 @@ pub async fn run(token: Token, context: Context) -> Result<()> {
 
 async fn act(token: Token, context: &Context, client: &Client) -> Result<()> {
     match token {
-        Token::Create { name, scope, project, expires } => {
+        Token::Create {
+            name,
+            scope,
+            project,
+            expires,
+        } => {
             let mut arguments = json!({ "name": name, "scope": scope });
-            if let Some(project) = project {
-                arguments["project_id"] = json!(project);
-            }
-            if let Some(expires) = expires {
-                arguments["expires_in"] = json!(expires);
-            }
+            set(
+                &mut arguments,
+                "project_id",
+                names::maybe_project(client, project.as_deref()).await?,
+            );
+            set(&mut arguments, "expires_in", expires);
             let made = client.call("token_create", arguments).await?;
             context.output.result(&made, |made| field(made, "token"));
-            if context.output == super::output::Output::Text {
-                eprintln!("{} ({}); it is shown this once", field(&made, "token_id"), field(&made, "scope"));
-            }
+            context.output.hint(&format!(
+                "{} ({}); it is shown this once",
+                field(&made, "token_id"),
+                field(&made, "scope")
+            ));
         }
         Token::List => {
-            let mut all = Vec::new();
-            let mut cursor = Value::Null;
-            loop {
-                let mut arguments = json!({ "limit": 1000 });
-                if !cursor.is_null() {
-                    arguments["cursor"] = cursor;
-                }
-                let page = client.call("token_list", arguments).await?;
-                all.extend(page["tokens"].as_array().cloned().unwrap_or_default());
-                cursor = page["next_cursor"].clone();
-                if cursor.is_null() {
-                    break;
-                }
-            }
-            context.output.result(&json!({ "tokens": all }), |_| {
-                let columns = ["token_id", "name", "scope", "project_id", "expires_at"];
-                let rows: Vec<_> = all.iter().map(|t| columns.iter().map(|c| field(t, c)).collect()).collect();
-                table(&["ID", "NAME", "SCOPE", "PROJECT", "EXPIRES"], &rows)
+            let list = client.list("token_list", "tokens", json!({}), None).await?;
+            context.output.result(&list, |list| {
+                let columns = [
+                    ("ID", "token_id"),
+                    ("NAME", "name"),
+                    ("SCOPE", "scope"),
+                    ("PROJECT", "project_id"),
+                    ("CREATED", "created_at"),
+                    ("EXPIRES", "expires_at"),
+                ];
+                listing(
+                    list["tokens"].as_array().map_or(&[], Vec::as_slice),
+                    &columns,
+                    "No token.",
+                )
             });
         }
         Token::Revoke { id } => {
             let gone = client.call("token_revoke", json!({ "token_id": id })).await?;
-            context.output.result(&gone, |gone| format!("{} is revoked", field(gone, "token_id")));
+            context
+                .output
+                .result(&gone, |gone| format!("{} is revoked", field(gone, "token_id")));
         }
     }
     Ok(())

@@ -12,7 +12,7 @@ use super::{
     explain, files, names,
     output::{field, listing, pretty, table},
     paste::{self, Wishes},
-    style::{Paint, clean},
+    style::{Paint, clean, fold},
 };
 
 /// The catalog's tool servers and built-ins, and the tools of sessions and agents.
@@ -44,9 +44,11 @@ pub enum Tool {
         id: Option<String>,
     },
     /// Add the servers of an mcpServers block, as other clients keep it.
-    #[command(after_help = "Takes the files of Claude, Cursor, VS Code, OpenCode and Gemini as they are.\n\nExamples:\n  \
+    #[command(
+        after_help = "Takes the files of Claude, Cursor, VS Code, OpenCode and Gemini as they are.\n\nExamples:\n  \
         oubliette tool add ~/.cursor/mcp.json\n  \
-        echo '{\"mcpServers\":{\"time\":{\"command\":\"uvx\",\"args\":[\"mcp-server-time\"]}}}' | oubliette tool add - --network proxy")]
+        echo '{\"mcpServers\":{\"time\":{\"command\":\"uvx\",\"args\":[\"mcp-server-time\"]}}}' | oubliette tool add - --network proxy"
+    )]
     Add {
         /// A JSON file, or - for stdin.
         file: PathBuf,
@@ -112,7 +114,12 @@ fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 pub async fn run(command: Tool, context: Context) -> Result<Verdict> {
     match command {
         Tool::Test { id } => explain::test(&id, &context).await.map(|()| Verdict::Done),
-        Tool::Explain { agent, tool, session, no_start } => {
+        Tool::Explain {
+            agent,
+            tool,
+            session,
+            no_start,
+        } => {
             let asked = explain::explain(&agent, &tool, session.as_deref(), no_start, &context);
             asked.await.map(|()| Verdict::Done)
         }
@@ -132,11 +139,16 @@ pub async fn run(command: Tool, context: Context) -> Result<Verdict> {
 async fn act(command: Tool, context: &Context, client: &Client) -> Result<Verdict> {
     let output = context.output;
     match command {
-        Tool::List { agent: Some(agent), .. } => {
+        Tool::List {
+            agent: Some(agent), ..
+        } => {
             let list = client.call("tool_list", json!({ "agent": agent })).await?;
             output.result(&list, shown_tools);
         }
-        Tool::List { session: Some(session), .. } => {
+        Tool::List {
+            session: Some(session),
+            ..
+        } => {
             let id = names::session(client, &session).await?;
             let list = client.call("tool_list", json!({ "session_id": id })).await?;
             output.result(&list, shown_tools);
@@ -153,37 +165,68 @@ async fn act(command: Tool, context: &Context, client: &Client) -> Result<Verdic
             }
         }
         Tool::Put { file, id } => {
-            let file = if file.is_dir() { file.join("tool.json") } else { file };
+            let file = if file.is_dir() {
+                file.join("tool.json")
+            } else {
+                file
+            };
             let mut definition = files::object(&file)?;
             let named = definition["id"].as_str().map(str::to_owned);
-            let id = id.or(named).or_else(|| files::suggested(&file, "tool.json")).filter(|id| id != "-");
-            let id = id.ok_or_else(|| Error::invalid("say what to call it with --id, or give it an \"id\""))?;
+            let id = id
+                .or(named)
+                .or_else(|| files::suggested(&file, "tool.json"))
+                .filter(|id| id != "-");
+            let id =
+                id.ok_or_else(|| Error::invalid("say what to call it with --id, or give it an \"id\""))?;
             definition["id"] = json!(id);
-            let put = client.call("catalog_put", json!({ "id": id, "definition": definition })).await?;
+            let put = client
+                .call("catalog_put", json!({ "id": id, "definition": definition }))
+                .await?;
             output.result(&put, |put| format!("{} is in the catalog", field(put, "id")));
         }
-        Tool::Add { file, network, isolation, replace } => {
+        Tool::Add {
+            file,
+            network,
+            isolation,
+            replace,
+        } => {
             let block = files::object(&file)?;
             add(&block, Wishes { network, isolation }, replace, context, client).await?;
         }
-        Tool::Call { session, tool, arguments } => {
+        Tool::Call {
+            session,
+            tool,
+            arguments,
+        } => {
             let arguments: Value = match arguments.as_str() {
                 "-" => files::object("-".as_ref())?,
-                text => serde_json::from_str(text)
-                    .map_err(|e| Error::invalid(format!("the arguments are not JSON: {e}; quote them as '{{\"name\": \"value\"}}'")))?,
+                text => serde_json::from_str(text).map_err(|e| {
+                    Error::invalid(format!(
+                        "the arguments are not JSON: {e}; quote them as '{{\"name\": \"value\"}}'"
+                    ))
+                })?,
             };
             let id = names::session(client, &session).await?;
             let call = json!({ "session_id": id, "tool": tool, "arguments": arguments });
             let result = client.call("tool_call", call).await?;
             output.result(&result, called);
             if result["isError"] == true {
-                eprintln!("{} {} says that it failed", Paint::stderr().red("error:"), clean(&tool));
+                eprintln!(
+                    "{} {} says that it failed",
+                    Paint::stderr().red("error:"),
+                    clean(&tool)
+                );
                 return Ok(Verdict::Failed);
             }
         }
         Tool::Restart { session, server } => {
             let id = names::session(client, &session).await?;
-            let done = client.call("tool_server_restart", json!({ "session_id": id, "server": server })).await?;
+            let done = client
+                .call(
+                    "tool_server_restart",
+                    json!({ "session_id": id, "server": server }),
+                )
+                .await?;
             output.result(&done, |done| format!("{} was restarted", field(done, "server")));
         }
         Tool::Delete { id } => {
@@ -201,7 +244,11 @@ async fn add(block: &Value, wishes: Wishes, replace: bool, context: &Context, cl
     if !replace {
         let there = client.list("catalog_list", "entries", json!({}), None).await?;
         let there = there["entries"].as_array().map_or(&[][..], Vec::as_slice);
-        let taken: Vec<&str> = pasted.iter().map(|p| p.id.as_str()).filter(|id| there.iter().any(|e| e["id"] == *id)).collect();
+        let taken: Vec<&str> = pasted
+            .iter()
+            .map(|p| p.id.as_str())
+            .filter(|id| there.iter().any(|e| e["id"] == *id))
+            .collect();
         if !taken.is_empty() {
             return Err(Error::conflict(format!(
                 "the catalog has {} already; nothing was added. Give --replace to replace",
@@ -211,19 +258,32 @@ async fn add(block: &Value, wishes: Wishes, replace: bool, context: &Context, cl
     }
     let mut entries = Vec::new();
     for one in &pasted {
-        entries.push(client.call("catalog_put", json!({ "id": one.id, "definition": one.definition })).await?);
+        entries.push(
+            client
+                .call(
+                    "catalog_put",
+                    json!({ "id": one.id, "definition": one.definition }),
+                )
+                .await?,
+        );
     }
-    let notes: Vec<String> =
-        pasted.iter().flat_map(|p| p.notes.iter().map(|note| format!("{}: {note}", p.id))).collect();
-    context.output.result(&json!({ "entries": entries, "notes": notes }), |_| {
-        let ids: Vec<&str> = pasted.iter().map(|p| p.id.as_str()).collect();
-        format!("added {}", ids.join(", "))
-    });
+    let notes: Vec<String> = pasted
+        .iter()
+        .flat_map(|p| p.notes.iter().map(|note| format!("{}: {note}", p.id)))
+        .collect();
+    context
+        .output
+        .result(&json!({ "entries": entries, "notes": notes }), |_| {
+            let ids: Vec<&str> = pasted.iter().map(|p| p.id.as_str()).collect();
+            format!("added {}", ids.join(", "))
+        });
     for note in &notes {
         context.output.hint(note);
     }
     if let Some(first) = pasted.first() {
-        context.output.hint(&format!("try it with: oubliette tool test {}", first.id));
+        context
+            .output
+            .hint(&format!("try it with: oubliette tool test {}", first.id));
     }
     Ok(())
 }
@@ -234,8 +294,15 @@ fn shown_catalog(list: &Value) -> String {
         let definition = entry["definition"].take();
         let what = match entry["transport"].as_str() {
             Some("stdio") => {
-                let args = definition["args"].as_array().into_iter().flatten().filter_map(Value::as_str);
-                std::iter::once(definition["command"].as_str().unwrap_or_default()).chain(args).collect::<Vec<_>>().join(" ")
+                let args = definition["args"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(Value::as_str);
+                std::iter::once(definition["command"].as_str().unwrap_or_default())
+                    .chain(args)
+                    .collect::<Vec<_>>()
+                    .join(" ")
             }
             Some("builtin") => field(&definition["builtinPolicy"], "name"),
             _ => field(&definition, "endpoint"),
@@ -246,8 +313,17 @@ fn shown_catalog(list: &Value) -> String {
         };
         entry["description"] = definition["description"].clone();
     }
-    let columns = [("ID", "id"), ("TRANSPORT", "transport"), ("WHAT", "what"), ("DESCRIPTION", "description")];
-    listing(&entries, &columns, "The catalog is empty. Add to it with `oubliette tool add FILE`.")
+    let columns = [
+        ("ID", "id"),
+        ("TRANSPORT", "transport"),
+        ("WHAT", "what"),
+        ("DESCRIPTION", "description"),
+    ];
+    listing(
+        &entries,
+        &columns,
+        "The catalog is empty. Add to it with `oubliette tool add FILE`.",
+    )
 }
 
 /// Tools and servers of a session or an agent.
@@ -264,7 +340,13 @@ pub fn shown_tools(list: &Value) -> String {
             Some(server) => format!("{} {server}", field(tool, "source")),
             None => field(tool, "source"),
         };
-        vec![field(tool, "name"), state.into(), source, field(tool, "reason"), field(tool, "description")]
+        vec![
+            field(tool, "name"),
+            state.into(),
+            source,
+            field(tool, "reason"),
+            fold(&field(tool, "description"), 100),
+        ]
     });
     let rows: Vec<Vec<String>> = rows.collect();
     let mut text = match rows.is_empty() {
@@ -273,12 +355,21 @@ pub fn shown_tools(list: &Value) -> String {
     };
     let servers = list["servers"].as_array().map_or(&[][..], Vec::as_slice);
     if !servers.is_empty() {
-        let columns = [("SERVER", "id"), ("TRANSPORT", "transport"), ("LIGHT", "status"), ("TOOLS", "tools"), ("ERROR", "error")];
+        let columns = [
+            ("SERVER", "id"),
+            ("TRANSPORT", "transport"),
+            ("LIGHT", "status"),
+            ("TOOLS", "tools"),
+            ("ERROR", "error"),
+        ];
         text.push_str("\n\n");
         text.push_str(&listing(servers, &columns, ""));
     }
     if servers.iter().any(|s| s["status"] == "red") {
-        text.push_str(&format!("\n{}", paint.dim("bring a red one back with: oubliette tool restart SESSION SERVER")));
+        text.push_str(&format!(
+            "\n{}",
+            paint.dim("bring a red one back with: oubliette tool restart SESSION SERVER")
+        ));
     }
     text
 }
@@ -295,6 +386,6 @@ fn called(result: &Value) -> String {
     });
     match blocks.is_empty() {
         true => pretty(&result["structuredContent"]),
-        false => shown.collect::<Vec<_>>().join("\n"),
+        false => shown.collect::<Vec<_>>().join("\n").trim_end().to_owned(),
     }
 }

@@ -1,15 +1,16 @@
 //! A context for a moment: an agent's tools started as a session would start them, in a workspace that is
 //! thrown away afterwards. It needs no server, no database and no session.
 
-use std::{path::PathBuf, sync::Arc, time::{Duration, Instant}};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use oubliette_egress::{EgressProxy, ProxyLimits};
 use oubliette_home::{Home, Library};
 use oubliette_protocol::{
-    Error, Result, SessionId, Slug,
-    agent::AgentDefinition,
-    catalog::ToolDefinition,
-    debug::DebugBody,
+    Error, Result, SessionId, Slug, agent::AgentDefinition, catalog::ToolDefinition, debug::DebugBody,
     tool::ToolList,
 };
 use oubliette_sandbox::{Host, Local, LocalConfig, Sandbox};
@@ -46,18 +47,30 @@ impl Trial {
     /// With a home's definitions and configuration.
     pub fn new(home: &Home) -> Result<Self> {
         let config = Config::load(&home.config_path(), &|name| std::env::var(name).ok())?;
-        Ok(Self { config, library: Library::open(home)?, home: home.clone() })
+        Ok(Self {
+            config,
+            library: Library::open(home)?,
+            home: home.clone(),
+        })
     }
 
     /// The definitions an agent uses.
     pub fn used(&self, definition: &AgentDefinition) -> Vec<Arc<ToolDefinition>> {
         let catalog = self.library.catalog();
-        definition.tools.uses.iter().filter_map(|id| Some(catalog.get(id)?.definition.clone())).collect()
+        definition
+            .tools
+            .uses
+            .iter()
+            .filter_map(|id| Some(catalog.get(id)?.definition.clone()))
+            .collect()
     }
 
     /// Starts what an agent uses, looks, and stops it.
     pub async fn hold(&self, agent: Slug, definition: Arc<AgentDefinition>) -> Result<Tried> {
-        let scratch = tempfile::Builder::new().prefix("oubliette-trial-").tempdir().map_err(no_room)?;
+        let scratch = tempfile::Builder::new()
+            .prefix("oubliette-trial-")
+            .tempdir()
+            .map_err(no_room)?;
         let folder = |name: &str| -> Result<PathBuf> {
             let path = scratch.path().join(name);
             std::fs::create_dir(&path).map_err(no_room)?;
@@ -65,8 +78,15 @@ impl Trial {
         };
         let (workspace, run_dir) = (folder("workspace")?, folder("run")?);
         let client = app::programs().client;
-        let local = LocalConfig { client: client.clone(), minimum: self.config.sandbox.minimum, bwrap: None, run_dir };
-        let sandbox = Local::new(local).await.map_err(|e| Error::unavailable(e.to_string()))?;
+        let local = LocalConfig {
+            client: client.clone(),
+            minimum: self.config.sandbox.minimum,
+            bwrap: None,
+            run_dir,
+        };
+        let sandbox = Local::new(local)
+            .await
+            .map_err(|e| Error::unavailable(e.to_string()))?;
         let socket = scratch.path().join("proxy.sock");
         let _proxy = self.proxy(&socket)?;
         let spec = BuildSpec {
@@ -78,7 +98,7 @@ impl Trial {
             workspace,
             sandbox: Arc::new(sandbox) as Arc<dyn Sandbox>,
             host: Arc::new(Host::new(client)),
-            trust: Arc::new(self.config.trust.resolve(self.home.root())),
+            trust: Arc::new(self.config.trust.resolve(&self.home)),
             limits: self.config.sessions().limits,
             env: Arc::new(ProcessEnvironment),
             debug: Arc::new(Unheard),
@@ -87,7 +107,10 @@ impl Trial {
         let started = Instant::now();
         let context = Context::build(spec).await?;
         let took = started.elapsed();
-        let list = ToolList { tools: context.rows(), servers: context.servers() };
+        let list = ToolList {
+            tools: context.rows(),
+            servers: context.servers(),
+        };
         context.teardown().await;
         Ok(Tried { list, took })
     }
@@ -103,5 +126,8 @@ impl Trial {
 }
 
 fn no_room(error: std::io::Error) -> Error {
-    Error::unavailable(format!("no scratch folder could be made in {}: {error}", std::env::temp_dir().display()))
+    Error::unavailable(format!(
+        "no scratch folder could be made in {}: {error}",
+        std::env::temp_dir().display()
+    ))
 }

@@ -2,9 +2,16 @@
 
 use oubliette_protocol::{Error, ErrorCode, Result};
 use serde_json::{Value, json};
-use tokio::{signal::unix::{Signal, SignalKind, signal}, sync::mpsc};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
 
-use super::{client::Client, live::{Live, TICK}, output::field};
+use super::{
+    client::Client,
+    live::{Live, TICK},
+    output::field,
+};
 
 /// Ctrl-C.
 pub struct Interrupts(Signal);
@@ -30,10 +37,12 @@ pub enum Ended {
         /// What `session_message` with `wait` answers.
         reply: Value,
     },
-    /// Somebody cancelled it.
+    /// It was cancelled.
     Cancelled {
         /// The same, with the text so far.
         reply: Value,
+        /// By Ctrl-C: another one ends the session.
+        by_key: bool,
     },
     /// It failed.
     Failed(Error),
@@ -53,7 +62,11 @@ impl Sent {
     pub async fn send(client: &Client, arguments: Value) -> Result<Self> {
         let text = field(&arguments, "message");
         let reply = client.call("session_message", arguments).await?;
-        Ok(Self { session: field(&reply, "session_id"), turn: reply["turn"].as_u64().unwrap_or(0), text })
+        Ok(Self {
+            session: field(&reply, "session_id"),
+            turn: reply["turn"].as_u64().unwrap_or(0),
+            text,
+        })
     }
 
     /// The session it went to.
@@ -75,7 +88,11 @@ impl Sent {
         let mut events = client.follow(&path).await?;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let mut progress = Progress { sent: &self, begun: false, error: None };
+        let mut progress = Progress {
+            sent: &self,
+            begun: false,
+            error: None,
+        };
         let mut presses = 0;
         live.begin();
         loop {
@@ -95,7 +112,7 @@ impl Sent {
                     live.event(&event);
                     if let Some(ended) = progress.take(&event) {
                         live.end_line();
-                        return ended.settle(client).await;
+                        return ended.settle(client, presses > 0).await;
                     }
                 }
                 () = interrupts.next() => {
@@ -161,7 +178,10 @@ impl Progress<'_> {
                 Some(error) => Some(Over::Failed(error)),
                 None => {
                     let reply = json!({ "session_id": self.sent.session, "turn": self.sent.turn, "text": event["text"] });
-                    Some(Over::Completed { reply, cancelled: event["stop_reason"] == "cancelled" })
+                    Some(Over::Completed {
+                        reply,
+                        cancelled: event["stop_reason"] == "cancelled",
+                    })
                 }
             },
             "status" if status == Some("ended") || (self.begun && self.error.is_some()) => {
@@ -174,14 +194,16 @@ impl Progress<'_> {
 }
 
 impl Over {
-    async fn settle(self, client: &Client) -> Result<Ended> {
+    async fn settle(self, client: &Client, by_key: bool) -> Result<Ended> {
         match self {
             Over::Failed(error) => Ok(Ended::Failed(error)),
             Over::Completed { mut reply, cancelled } => {
-                let session = client.call("session_get", json!({ "session_id": reply["session_id"] })).await?;
+                let session = client
+                    .call("session_get", json!({ "session_id": reply["session_id"] }))
+                    .await?;
                 reply["status"] = session["status"].clone();
                 Ok(match cancelled {
-                    true => Ended::Cancelled { reply },
+                    true => Ended::Cancelled { reply, by_key },
                     false => Ended::Completed { reply },
                 })
             }
@@ -201,12 +223,23 @@ mod tests {
     use super::*;
 
     fn outcome(events: &[Value]) -> Option<Result<bool>> {
-        let sent = Sent { session: "gogol_x".into(), turn: 2, text: "go".into() };
-        let mut progress = Progress { sent: &sent, begun: false, error: None };
-        events.iter().find_map(|event| progress.take(event)).map(|over| match over {
-            Over::Completed { cancelled, .. } => Ok(cancelled),
-            Over::Failed(error) => Err(error),
-        })
+        let sent = Sent {
+            session: "gogol_x".into(),
+            turn: 2,
+            text: "go".into(),
+        };
+        let mut progress = Progress {
+            sent: &sent,
+            begun: false,
+            error: None,
+        };
+        events
+            .iter()
+            .find_map(|event| progress.take(event))
+            .map(|over| match over {
+                Over::Completed { cancelled, .. } => Ok(cancelled),
+                Over::Failed(error) => Err(error),
+            })
     }
 
     #[test]
@@ -238,7 +271,10 @@ mod tests {
     #[test]
     fn a_cancelled_turn_and_an_ended_session_are_told_apart() {
         let mine = json!({"type": "message", "role": "user", "text": "go"});
-        let cancelled = [mine, json!({"type": "turn_completed", "turn": 2, "stop_reason": "cancelled", "text": ""})];
+        let cancelled = [
+            mine,
+            json!({"type": "turn_completed", "turn": 2, "stop_reason": "cancelled", "text": ""}),
+        ];
         assert_eq!(outcome(&cancelled), Some(Ok(true)));
         let ended = outcome(&[json!({"type": "status", "status": "ended"})]);
         assert_eq!(ended.unwrap().unwrap_err().code, ErrorCode::Conflict);

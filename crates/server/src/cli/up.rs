@@ -4,13 +4,16 @@ use oubliette_protocol::Result;
 use serde_json::{Value, json};
 
 use super::{Context, address, mcp_config::PLACEHOLDER, serve};
-use crate::{first_run, lifecycle};
+use crate::{app::App, doors::net, first_run, lifecycle};
 
 /// Serves until it is told to stop.
 pub async fn run(args: serve::Args, context: Context) -> Result<()> {
+    serve::refuse_second(&context).await?;
     first_run::prepare(&context.home)?;
-    let running = lifecycle::start(serve::settings(&args, &context)?).await?;
-    let token = first_run::fill(&running.app).await?;
+    let settings = serve::settings(&args, &context)?;
+    let token = fill(&settings).await?;
+    let running = lifecycle::start(settings).await?;
+    address::announce(&running);
     let url = running.url();
     let config = client_config(&url, token.as_deref().unwrap_or(PLACEHOLDER));
     let kept = running.app.home.admin_token_path();
@@ -29,16 +32,30 @@ pub async fn run(args: serve::Args, context: Context) -> Result<()> {
             Some(token) => format!("{token}\n              (admin; shown this once, kept in {})", kept.display()),
             None => format!("the admin token is in {}", kept.display()),
         };
+        let flag = context.home_flag();
         let pasted = serde_json::to_string_pretty(&config).unwrap_or_default();
         format!(
             "Oubliette is running.\n\n  Console     {url}/\n  MCP         {url}/mcp\n  Token       {shown}\n\n\
-             For an MCP client:\n\n{pasted}\n"
+             For an MCP client (`oubliette mcp-config CLIENT` has it for yours):\n\n{pasted}\n\n\
+             Try it in another terminal:  oubliette{flag} run --agent demo \"Show me around\"\n"
         )
     });
-    address::announce(&running);
     let done = running.until_signalled().await;
     address::withdraw(&context.home);
     done
+}
+
+/// Fills a new home before anybody can ask it for something. Whether the port can be had is seen first:
+/// what is shown once must not be lost to that.
+async fn fill(settings: &lifecycle::Serve) -> Result<Option<String>> {
+    if settings.home.admin_token_path().exists() {
+        return Ok(None);
+    }
+    drop(net::bind(settings.config.listen).await?);
+    let app = App::open(settings.home.clone(), settings.config.clone()).await?;
+    let token = first_run::fill(&app).await;
+    app.close().await;
+    token
 }
 
 /// The config most MCP clients read.

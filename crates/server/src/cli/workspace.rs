@@ -1,6 +1,6 @@
 //! `oubliette workspace …`.
 
-use oubliette_protocol::{Error, Result};
+use oubliette_protocol::Result;
 use serde_json::json;
 
 use super::{
@@ -24,7 +24,9 @@ pub enum Workspace {
         limit: Option<u32>,
     },
     /// Create a workspace, empty or from a git repository.
-    #[command(after_help = "Example: oubliette workspace create --git https://github.com/rust-lang/log --ref 0.4.22")]
+    #[command(
+        after_help = "Example: oubliette workspace create --git https://github.com/rust-lang/log --ref 0.4.22"
+    )]
     Create {
         /// The project's id or name; the only project when left out.
         #[arg(long, value_name = "PROJECT")]
@@ -67,20 +69,42 @@ async fn act(command: Workspace, context: &Context, client: &Client) -> Result<(
     match command {
         Workspace::List { project, limit } => {
             let mut arguments = json!({});
-            set(&mut arguments, "project_id", names::maybe_project(client, project.as_deref()).await?);
-            let list = client.list("workspace_list", "workspaces", arguments, limit).await?;
+            set(
+                &mut arguments,
+                "project_id",
+                Some(names::project_or_only(client, project.as_deref()).await?),
+            );
+            let list = client
+                .list("workspace_list", "workspaces", arguments, limit)
+                .await?;
             output.result(&list, |list| {
-                let columns = [("ID", "workspace_id"), ("NAME", "name"), ("DEFAULT", "default"), ("CREATED", "created_at"), ("SOURCE", "source")];
-                listing(list["workspaces"].as_array().map_or(&[], Vec::as_slice), &columns, "No workspace.")
+                let columns = [
+                    ("ID", "workspace_id"),
+                    ("NAME", "name"),
+                    ("DEFAULT", "default"),
+                    ("CREATED", "created_at"),
+                    ("SOURCE", "source"),
+                ];
+                listing(
+                    list["workspaces"].as_array().map_or(&[], Vec::as_slice),
+                    &columns,
+                    "No workspace.",
+                )
             });
         }
-        Workspace::Create { project, name, git, reference, env } => {
+        Workspace::Create {
+            project,
+            name,
+            git,
+            reference,
+            env,
+        } => {
             let mut arguments = json!({});
-            let project = match project {
-                Some(given) => names::project(client, &given).await?,
-                None => only_project(client).await?,
-            };
-            set(&mut arguments, "project_id", Some(project));
+            set(
+                &mut arguments,
+                "project_id",
+                Some(names::project_or_only(client, project.as_deref()).await?),
+            );
             set(&mut arguments, "name", name);
             if let Some(git) = git {
                 let mut source = json!({ "git": git });
@@ -88,36 +112,46 @@ async fn act(command: Workspace, context: &Context, client: &Client) -> Result<(
                 arguments["source"] = source;
             }
             if !env.is_empty() {
-                arguments["env"] = env.into_iter().map(|(k, v)| (k, json!(v))).collect::<serde_json::Map<_, _>>().into();
+                arguments["env"] = env
+                    .into_iter()
+                    .map(|(k, v)| (k, json!(v)))
+                    .collect::<serde_json::Map<_, _>>()
+                    .into();
             }
             let made = client.call("workspace_create", arguments).await?;
             output.result(&made, |made| {
-                fields(made, &["workspace_id", "project_id", "name", "source", "env", "created_at"])
+                fields(
+                    made,
+                    &[
+                        "workspace_id",
+                        "project_id",
+                        "name",
+                        "source",
+                        "env",
+                        "created_at",
+                    ],
+                )
             });
         }
         Workspace::Diff { id } => {
-            let diff = client.call("workspace_diff", json!({ "workspace_id": id })).await?;
+            let diff = client
+                .call("workspace_diff", json!({ "workspace_id": id }))
+                .await?;
             output.result(&diff, |diff| coloured(&field(diff, "diff")));
             if diff["truncated"] == true {
                 output.hint("the diff is longer than this; the rest was left out");
             }
         }
         Workspace::Delete { id } => {
-            let gone = client.call("workspace_delete", json!({ "workspace_id": id })).await?;
-            output.result(&gone, |gone| format!("{} is deleted", field(gone, "workspace_id")));
+            let gone = client
+                .call("workspace_delete", json!({ "workspace_id": id }))
+                .await?;
+            output.result(&gone, |gone| {
+                format!("{} is deleted", field(gone, "workspace_id"))
+            });
         }
     }
     Ok(())
-}
-
-/// The one project there is.
-async fn only_project(client: &Client) -> Result<String> {
-    let found = client.call("project_list", json!({ "limit": 2 })).await?;
-    match found["projects"].as_array().map_or(&[][..], Vec::as_slice) {
-        [one] => Ok(field(one, "project_id")),
-        [] => Err(Error::invalid("there is no project yet; make one with `oubliette project create NAME`")),
-        _ => Err(Error::invalid("there are several projects; say which with --project (`oubliette project list`)")),
-    }
 }
 
 fn coloured(diff: &str) -> String {
@@ -137,4 +171,3 @@ fn coloured(diff: &str) -> String {
     };
     diff.lines().map(line).collect::<Vec<_>>().join("\n")
 }
-

@@ -1,0 +1,342 @@
+//! The command line with a running server: turns in the terminal, followed, cancelled, switched.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod cli_support;
+
+use cli_support::Home;
+use serde_json::{Value, json};
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect()
+}
+
+#[test]
+fn a_turn_streams_text_calls_and_results() {
+    let home = Home::served();
+    let said = home.run(&["run", "--agent", "demo", "Show me around"]).good();
+    for words in [
+        "Hello. I am a scripted agent",
+        "▸ write path=\"hello.txt\"",
+        "✓ created /workspace/hello.txt",
+        "Done.",
+    ] {
+        assert!(said.out.contains(words), "{words}: {said:?}");
+    }
+    assert!(!said.out.contains('\u{1b}'), "no colour in a pipe");
+    assert!(said.err.contains("oubliette chat --session gogol_"), "{said:?}");
+
+    let reply = home.json(&["run", "--agent", "demo", "again", "--end"]);
+    assert_eq!((&reply["turn"], &reply["status"]), (&json!(1), &json!("idle")));
+    assert!(reply["text"].as_str().unwrap().starts_with("Hello."));
+    assert_eq!(
+        home.json(&["session", "get", reply["session_id"].as_str().unwrap()])["status"],
+        "ended"
+    );
+
+    let words = home
+        .run_with(&["run", "--quiet", "--agent", "demo", "-"], "from stdin")
+        .good();
+    assert!(
+        words.out.starts_with("Hello.") && !words.out.contains('▸') && words.err.is_empty(),
+        "{words:?}"
+    );
+    let heard = lines(&home.run(&["session", "events", "last", "--json"]).good().out);
+    assert!(
+        heard[0]["events"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|e| e["text"] == "from stdin")
+    );
+
+    let events = lines(
+        &home
+            .run(&["run", "--stream-json", "--session", "last", "more"])
+            .good()
+            .out,
+    );
+    assert_eq!(events.last().unwrap()["type"], "turn_completed");
+    assert_eq!(events.last().unwrap()["turn"], 2);
+    assert!(
+        events.iter().all(|e| e["text"] != "from stdin"),
+        "what was before is not shown again"
+    );
+}
+
+#[test]
+fn a_turn_that_fails_is_1() {
+    let home = Home::served();
+    let runtime =
+        json!({ "name": "B", "prompt": "p", "runtime": { "kind": "acp", "command": ["/bin/false"] } })
+            .to_string();
+    home.run_with(&["agent", "put", "-", "--slug", "broken"], &runtime)
+        .good();
+    let said = home.run(&["run", "--agent", "broken", "go"]);
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.err.contains("error: "), "{said:?}");
+    assert_eq!(
+        home.run(&["run", "--agent", "broken", "go", "--json"]).refused(),
+        "unavailable"
+    );
+    let streamed = home.run(&["run", "--agent", "broken", "go", "--stream-json"]);
+    assert_eq!(streamed.code, 1);
+    assert!(lines(&streamed.out).iter().any(|e| e["type"] == "error"));
+    assert_eq!(
+        home.run(&["run", "--agent", "nobody", "go", "--json"]).refused(),
+        "not_found"
+    );
+    home.run(&["project", "create", "second"]).good();
+    assert!(home.run(&["run", "go"]).err.contains("--project"));
+    home.run(&["run", "--project", "second", "--agent", "demo", "go"])
+        .good();
+}
+
+#[test]
+fn ctrl_c_cancels_the_turn_and_twice_ends_the_session() {
+    let home = Home::served();
+    home.script(
+        "slow",
+        json!([[{ "say": "Begun." }, { "sleep_ms": 600_000 }, { "say": "never" }]]),
+    );
+
+    let mut once = home.start(&["run", "--agent", "slow", "go"]);
+    once.until_out("Begun.");
+    once.interrupt();
+    once.until_err("Ctrl-C again ends the session");
+    let said = once.finish();
+    assert_eq!(said.code, 1);
+    assert!(
+        said.err.contains("the turn was cancelled") && !said.out.contains("never"),
+        "{said:?}"
+    );
+    assert_eq!(home.json(&["session", "get", "last"])["status"], "idle");
+
+    let mut twice = home.start(&["run", "--agent", "slow", "go"]);
+    twice.until_out("Begun.");
+    twice.interrupt();
+    twice.until_err("Ctrl-C again ends the session");
+    twice.interrupt();
+    assert_eq!(twice.finish().code, 1);
+    assert_eq!(home.json(&["session", "get", "last"])["status"], "ended");
+}
+
+#[test]
+fn a_chat_goes_on_and_switches_agents() {
+    let home = Home::served();
+    home.script("parrot", json!([[{ "say": "first" }], [{ "say": "second" }]]));
+    let said = home.run_with(
+        &["chat", "--agent", "parrot"],
+        "hello\n\n/switch demo\ngo\n/switch parrot\nagain\n/tools\n/agents\n/cancel\n/help\n/nonsense\n/end\n",
+    );
+    assert_eq!(
+        said.code, 1,
+        "an unknown command in a pipe is a failure: {said:?}"
+    );
+    assert!(said.err.contains("/nonsense"), "{said:?}");
+    for words in [
+        "first",
+        "switch_requested     parrot → demo",
+        "teardown_finished",
+        "demo works now",
+        "▸ write",
+        "parrot works now",
+        "second",
+        "session_message",
+        "assistant",
+        "/switch AGENT",
+    ] {
+        assert!(said.out.contains(words), "{words}: {}", said.out);
+    }
+    assert!(said.err.contains("no turn is running"), "{said:?}");
+    assert_eq!(home.json(&["session", "get", "last"])["status"], "ended");
+
+    let replies = lines(
+        &home
+            .run_with(&["chat", "--agent", "parrot", "--json"], "one\ntwo\n")
+            .good()
+            .out,
+    );
+    assert_eq!(
+        replies
+            .iter()
+            .map(|r| r["text"].as_str().unwrap())
+            .collect::<Vec<_>>(),
+        ["first", "second"]
+    );
+    let back = home.run_with(&["chat", "--session", "last"], "three\n").good();
+    assert!(
+        back.out.contains("second") && !back.out.contains("first"),
+        "{back:?}"
+    );
+}
+
+#[test]
+fn sessions_are_listed_messaged_followed_and_ended() {
+    let home = Home::served();
+    home.script("parrot", json!([[{ "say": "first" }], [{ "say": "second" }]]));
+    let id = home.json(&["run", "--agent", "parrot", "hello"])["session_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(home.run(&["session", "list"]).good().out.contains(&id));
+    assert_eq!(
+        home.json(&["session", "list", "--status", "ended"]),
+        json!({ "sessions": [] })
+    );
+
+    let mut follower = home.start(&["session", "events", &id, "--follow", "--json"]);
+    follower.until_out("turn_completed");
+    assert!(
+        home.run(&["session", "message", &id, "more", "--wait"])
+            .good()
+            .out
+            .contains("second")
+    );
+    let sent = home.json(&["session", "message", &id, "and more"]);
+    assert_eq!(sent["turn"], 3);
+    let switched = home.json(&["session", "switch", &id, "demo"]);
+    assert_eq!(switched["agent"], "demo");
+    assert_eq!(home.json(&["session", "cancel", &id])["cancelled"], false);
+    home.run(&["session", "end", &id]).good();
+    let followed = lines(follower.finish().out.trim_start_matches(|c| c != '\n').trim());
+    assert_eq!(
+        followed.last().unwrap()["status"],
+        "ended",
+        "following ends with the session"
+    );
+
+    let all = home.json(&["session", "events", &id]);
+    let indexes: Vec<i64> = all["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| e["index"].as_i64().unwrap())
+        .collect();
+    assert_eq!(indexes, (0..indexes.len() as i64).collect::<Vec<_>>());
+    let some = home.json(&["session", "events", &id, "--since", "2", "--max", "1"]);
+    assert_eq!(some["events"][0]["index"], 3);
+    assert!(
+        home.run(&["session", "events", &id])
+            .good()
+            .out
+            .contains("turn_completed       turn 1 (end_turn)")
+    );
+    assert_eq!(
+        home.run(&["session", "get", "gogol_01ARZ3NDEKTSV4RRFFQ69G5FAV", "--json"])
+            .refused(),
+        "not_found"
+    );
+}
+
+#[test]
+fn the_debugger_is_followed_with_timings() {
+    let home = Home::served();
+    let id = home.json(&["run", "--agent", "demo", "hello"])["session_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let mut follower = home.start(&["session", "debug", &id]);
+    let shown = follower.until_out("run argv=");
+    assert!(
+        shown.contains("build_started") && shown.contains("tool_call") && shown.contains(" ms] →"),
+        "{shown}"
+    );
+    home.run(&["tool", "call", &id, "read", r#"{"path": "hello.txt"}"#])
+        .good();
+    follower.until_out("read path=\"hello.txt\"");
+    home.run(&["session", "end", &id]).good();
+    assert!(
+        follower.finish().out.contains("teardown_finished"),
+        "it stays to the end and then leaves"
+    );
+    let calls = lines(
+        &home
+            .run(&["session", "debug", &id, "--kinds", "tool_call", "--json"])
+            .good()
+            .out,
+    );
+    assert!(
+        calls.len() >= 4 && calls.iter().all(|c| c["kind"] == "tool_call"),
+        "{calls:?}"
+    );
+}
+
+#[test]
+fn tools_of_a_session_are_listed_called_and_restarted() {
+    let home = Home::served();
+    let id = home.json(&["run", "--agent", "demo", "hello"])["session_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let list = home.run(&["tool", "list", "--session", &id]).good().out;
+    assert!(
+        list.contains("read ") && list.contains("LIGHT") && list.contains("green"),
+        "{list}"
+    );
+    assert!(
+        home.run(&["tool", "list", "--agent", "demo"])
+            .good()
+            .out
+            .contains("write")
+    );
+    assert_eq!(
+        home.run(&["tool", "call", &id, "read", r#"{"path": "hello.txt"}"#])
+            .good()
+            .out,
+        "Hello from the sandbox.\n"
+    );
+    let failed = home.run(&[
+        "tool",
+        "call",
+        &id,
+        "read",
+        r#"{"path": "missing.txt"}"#,
+        "--json",
+    ]);
+    assert_eq!(failed.code, 1, "{failed:?}");
+    assert!(
+        home.run(&["tool", "call", &id, "read", "{"])
+            .err
+            .contains("not JSON")
+    );
+    assert_eq!(
+        home.run(&["tool", "call", &id, "nope", "--json"]).refused(),
+        "not_found"
+    );
+    assert!(
+        home.run(&["tool", "restart", &id, "reader"])
+            .err
+            .contains("built-in")
+    );
+    let told = home
+        .run(&["tool", "explain", "demo", "read", "--session", &id])
+        .good()
+        .out;
+    assert!(told.contains("demo may call read"), "{told}");
+}
+
+#[test]
+fn a_running_server_is_found_wherever_it_listens() {
+    let home = Home::served();
+    let config = home.json(&["mcp-config", "cursor"]);
+    assert_eq!(config["url"], format!("{}/mcp", home.url));
+    let report = home.json(&["doctor"]);
+    assert_eq!(report["checks"][0]["detail"], format!("running at {}", home.url));
+    let second = home.run(&["up", "--json"]);
+    assert_eq!(second.refused(), "conflict");
+    assert!(second.err.contains(&home.url), "{second:?}");
+    let token = home.json(&[
+        "token",
+        "create",
+        "--name",
+        "t",
+        "--scope",
+        "read",
+        "--project",
+        "sandbox",
+    ]);
+    assert!(token["project_id"].is_string(), "a project by its name: {token}");
+}
