@@ -90,7 +90,14 @@ impl Tool for AgentGet {
     const REACH: Reach = Reach::Server;
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
-        shaped(&*call.app.library.agent(&self.slug)?)
+        let library = &call.app.library;
+        let entry = library.agent(&self.slug)?;
+        let mut shape = shaped(&entry)?;
+        // What is edited has to be seen first.
+        if let (Some(file), Ok(text)) = (entry.definition.script(), library.script(&entry)) {
+            shape["files"] = json!({ file: text });
+        }
+        Ok(shape)
     }
 }
 
