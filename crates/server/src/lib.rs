@@ -13,7 +13,7 @@
 //! - [`workspace`]: files and git, with nothing in a workspace trusted.
 //! - [`links`]: what sessions ask of the server.
 //! - [`presence`]: what says that a caller is there. [`walls`]: the sandbox driver.
-//! - [`metrics`], [`doctor`]: how it is doing.
+//! - [`metrics`], [`doctor`]: how it is doing. [`telemetry`]: turns and calls, told to a collector.
 //! - [`first_run`]: what a new home holds. [`cli`]: the commands.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
@@ -31,5 +31,6 @@ pub mod links;
 pub mod logging;
 pub mod metrics;
 pub mod presence;
+pub mod telemetry;
 pub mod walls;
 pub mod workspace;

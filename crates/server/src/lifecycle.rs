@@ -5,7 +5,11 @@
 //! only server of its home; the control socket after it, because replacing one that was left behind needs
 //! that lock. The sandbox is looked at in the background.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use oubliette_home::Home;
 use oubliette_protocol::{Error, Result};
@@ -16,10 +20,14 @@ use crate::{
     app::App,
     config::Config,
     doors::{control, http::Doors, net},
+    telemetry::{Collector, Telemetry},
 };
 
 /// How long what is in flight may take once the server stops.
 const FINISH: Duration = Duration::from_secs(8);
+/// How long the last spans may take, and until when after the stop.
+const TELL: Duration = Duration::from_secs(2);
+const TOLD: Duration = Duration::from_millis(8_500);
 
 /// What to serve.
 #[derive(Debug, Clone)]
@@ -41,6 +49,7 @@ pub struct Running {
     /// Whether with TLS.
     pub tls: bool,
     open: TaskTracker,
+    telemetry: Option<Telemetry>,
 }
 
 impl Running {
@@ -70,6 +79,7 @@ impl Running {
 
     /// Finishes what is in flight and lets go of the home.
     pub async fn stop(self) {
+        let asked = Instant::now();
         self.app.stopping.cancel();
         self.open.close();
         let finished = async {
@@ -77,6 +87,11 @@ impl Running {
         };
         if tokio::time::timeout(FINISH, finished).await.is_err() {
             tracing::warn!("some requests did not end in time");
+        }
+        if let Some(telemetry) = self.telemetry {
+            telemetry
+                .finish(TELL.min(TOLD.saturating_sub(asked.elapsed())))
+                .await;
         }
         let _ = tokio::time::timeout(Duration::from_secs(1), self.app.close()).await;
         let _ = std::fs::remove_file(self.app.home.control_socket());
@@ -99,14 +114,16 @@ pub async fn start(serve: Serve) -> Result<Running> {
             home.config_path().display()
         )));
     }
-    if config.otlp.is_some() {
-        tracing::warn!("[otlp] endpoint is set, and this build sends no traces");
-    }
+    let collector = config.otlp.as_deref().map(Collector::parse).transpose()?;
     raise_open_files();
     let listener = net::bind(config.listen).await?;
     let address = listener.local_addr().map_err(Error::internal)?;
     home.create()?;
     let app = App::open(home, config).await?;
+    let telemetry = match collector {
+        Some(collector) => Some(Telemetry::start(collector, app.store.clone(), app.sessions.clone()).await?),
+        None => None,
+    };
     app.sessions.recover().await?;
     let control = control::listen(&app.home.control_socket()).map_err(|e| {
         Error::unavailable(format!(
@@ -151,6 +168,7 @@ pub async fn start(serve: Serve) -> Result<Running> {
         address,
         tls: has_tls,
         open,
+        telemetry,
     })
 }
 
