@@ -40,6 +40,7 @@ pub use store::Store;
 pub use tables::{
     audit::{AuditEntry, AuditFilter, AuditRow},
     projects::{ProjectFilter, ProjectRow},
+    queue::QueuedMessage,
     sessions::{SessionFilter, SessionPatch, SessionRow},
     tokens::{NewToken, TokenFilter, TokenRow},
     workspaces::WorkspaceRow,

@@ -8,8 +8,8 @@ use std::collections::HashSet;
 use common::{Fixture, delta, project, session};
 use oubliette_protocol::{ErrorCode, ProjectId, Scope, SessionId, Slug, TokenId, WorkspaceId, event::Status};
 use oubliette_store::{
-    AuditEntry, AuditFilter, DebugFilter, NewToken, Page, ProjectFilter, SessionFilter, SessionPatch,
-    TokenFilter, WorkspaceRow, now,
+    AuditEntry, AuditFilter, DebugFilter, NewToken, Page, ProjectFilter, QueuedMessage, SessionFilter,
+    SessionPatch, TokenFilter, WorkspaceRow, now,
 };
 use serde_json::json;
 use sqlx::{ConnectOptions, Row, sqlite::SqliteConnectOptions};
@@ -69,7 +69,7 @@ async fn a_token_is_found_by_its_hash_until_it_is_revoked() {
 }
 
 #[tokio::test]
-async fn tokens_of_sessions_go_with_them_and_are_not_listed() {
+async fn tokens_of_sessions_go_with_them_and_are_listed_on_demand() {
     let fixture = Fixture::new().await;
     let (store, of) = (&fixture.store, SessionId::generate());
     store
@@ -103,9 +103,64 @@ async fn tokens_of_sessions_go_with_them_and_are_not_listed() {
         names(store.token_list(all, Page::default()).await.unwrap()).len(),
         2
     );
+    let with_sessions = TokenFilter {
+        include_sessions: true,
+        ..Default::default()
+    };
+    let listed = store
+        .token_list(with_sessions.clone(), Page::default())
+        .await
+        .unwrap();
+    assert!(
+        listed
+            .items
+            .iter()
+            .any(|row| row.name == "session" && row.session_id.as_ref() == Some(&of))
+    );
     assert_eq!(store.tokens_revoke_of_session(&of).await.unwrap(), 1);
+    let listed = store.token_list(with_sessions, Page::default()).await.unwrap();
+    assert_eq!(names(listed), ["person"]);
     assert_eq!(store.token_by_hash(&[1; 32]).await.unwrap(), None);
     assert!(store.token_by_hash(&[2; 32]).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_message_waits_until_it_is_in_the_log() {
+    let mut fixture = Fixture::new().await;
+    let project = fixture.project("p").await;
+    let row = session(&project);
+    let id = row.session_id.clone();
+    fixture.store.session_insert(row).await.unwrap();
+    let message = |turn, text: &str| QueuedMessage {
+        turn,
+        text: text.into(),
+    };
+    for (turn, text) in [(10, "ten"), (9, "nine")] {
+        fixture.store.queue_push(&id, message(turn, text)).await.unwrap();
+    }
+    let taken = fixture
+        .store
+        .queue_push(&id, message(9, "again"))
+        .await
+        .unwrap_err();
+    assert_eq!(taken.code, ErrorCode::Conflict);
+    fixture.reopen().await;
+    let store = &fixture.store;
+    assert_eq!(store.queue_sessions().await.unwrap(), [id.clone()]);
+    assert_eq!(
+        store.queue_of(&id).await.unwrap(),
+        [message(9, "nine"), message(10, "ten")]
+    );
+    let begun = SessionPatch {
+        begun: Some(9),
+        ..SessionPatch::default()
+    };
+    store.events().append_with(&id, Vec::new(), begun).await.unwrap();
+    assert_eq!(store.queue_of(&id).await.unwrap(), [message(10, "ten")]);
+    let ended = SessionPatch::status(Status::Ended, None);
+    store.session_update(&id, ended).await.unwrap();
+    assert!(store.project_delete(&project.project_id).await.unwrap());
+    assert!(store.queue_sessions().await.unwrap().is_empty());
 }
 
 #[tokio::test]

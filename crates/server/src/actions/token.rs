@@ -106,7 +106,7 @@ impl Tool for TokenCreate {
 
 impl Tool for TokenList {
     const NAME: &'static str = "token_list";
-    const DESCRIPTION: &'static str = "List tokens. The tokens themselves are not shown.";
+    const DESCRIPTION: &'static str = "List tokens, those made for running sessions too. The tokens themselves are not shown.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
 
@@ -117,6 +117,7 @@ impl Tool for TokenList {
         let project = self.project_id.or_else(|| call.grant.project().cloned());
         let filter = TokenFilter {
             project,
+            include_sessions: true,
             ..TokenFilter::default()
         };
         let page = call

@@ -18,7 +18,11 @@ const MOST: i64 = 10_000;
 impl Store {
     /// Notes a login.
     pub async fn login_insert(&self, hash: &[u8; 32], token: &TokenId) -> Result<()> {
-        self.write(Insert { hash: hex::encode(hash), token: token.clone() }).await
+        self.write(Insert {
+            hash: hex::encode(hash),
+            token: token.clone(),
+        })
+        .await
     }
 
     /// The token behind a cookie that is not older than this.
@@ -71,7 +75,10 @@ impl Write for Delete {
     type Out = ();
 
     async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
-        sqlx::query("DELETE FROM logins WHERE hash = $1").bind(&self.0).execute(&mut tx.db).await?;
+        sqlx::query("DELETE FROM logins WHERE hash = $1")
+            .bind(&self.0)
+            .execute(&mut tx.db)
+            .await?;
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ pub mod logins;
 pub mod memory;
 pub mod projects;
 pub(crate) mod purge;
+pub mod queue;
 mod row;
 pub mod sessions;
 pub mod tokens;

@@ -259,8 +259,9 @@ impl Write for Delete {
             .execute(&mut tx.db)
             .await?;
         // What is large is only marked here: it is taken away piece by piece afterwards.
-        const STEPS: [&str; 8] = [
+        const STEPS: [&str; 9] = [
             "DELETE FROM tokens WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
+            "DELETE FROM queue WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
             "DELETE FROM memory WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
             "INSERT INTO purge_events (log) SELECT log FROM event_logs
              WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",

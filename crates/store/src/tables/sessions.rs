@@ -72,6 +72,8 @@ pub struct SessionPatch {
     pub agent_session: Option<Option<String>>,
     /// The isolation it reached.
     pub isolation: Option<Option<String>>,
+    /// The message of this turn is in the log now, and waits no more.
+    pub begun: Option<u64>,
 }
 
 /// Which sessions to list.
@@ -282,6 +284,9 @@ impl SessionPatch {
             }
         }
         query.push(" WHERE session_id = ").push_bind(id.as_str());
+        if let Some(turn) = self.begun {
+            super::queue::begun(id, turn, tx).await?;
+        }
         match query.build().execute(&mut tx.db).await?.rows_affected() {
             0 => Err(Error::not_found(format!("there is no session {id}")).into()),
             _ => Ok(()),

@@ -56,13 +56,15 @@ pub struct TokenRow {
     pub revoked_at: Option<Timestamp>,
 }
 
-/// Which tokens to list. Tokens of sessions are not listed.
+/// Which tokens to list.
 #[derive(Debug, Clone, Default)]
 pub struct TokenFilter {
     /// Those bound to this project.
     pub project: Option<ProjectId>,
     /// Revoked ones too.
     pub include_revoked: bool,
+    /// Those made for sessions too.
+    pub include_sessions: bool,
 }
 
 impl Store {
@@ -95,7 +97,10 @@ impl Store {
     pub async fn token_list(&self, filter: TokenFilter, page: Page) -> Result<Paged<TokenRow>> {
         let (limit, after) = (page.rows()?, page.after::<TokenId>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new(COLUMNS);
-        query.push(" WHERE session_id IS NULL");
+        query.push(" WHERE 1 = 1");
+        if !filter.include_sessions {
+            query.push(" AND session_id IS NULL");
+        }
         if !filter.include_revoked {
             query.push(" AND revoked_at IS NULL");
         }
