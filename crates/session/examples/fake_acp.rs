@@ -41,6 +41,7 @@ fn main() {
             name: how,
             asked: 0,
             history: Vec::new(),
+            blocks: Vec::new(),
         }
         .serve(),
     }
@@ -50,6 +51,7 @@ struct Agent {
     name: String,
     asked: u64,
     history: Vec<Value>,
+    blocks: Vec<String>,
 }
 
 impl Agent {
@@ -77,10 +79,13 @@ impl Agent {
                     answer(&id, Value::Null);
                 }
                 "session/prompt" => {
-                    let text = message["params"]["prompt"][0]["text"]
-                        .as_str()
-                        .unwrap_or("")
-                        .to_owned();
+                    // The last is the message; instructions come before it.
+                    let blocks = message["params"]["prompt"].as_array().unwrap();
+                    self.blocks = blocks
+                        .iter()
+                        .map(|block| block["text"].as_str().unwrap().to_owned())
+                        .collect();
+                    let text = self.blocks.last().cloned().unwrap_or_default();
                     self.turn(&id, &message["params"]["sessionId"], &text);
                 }
                 _ => {}
@@ -104,6 +109,10 @@ impl Agent {
             }
             "loaded" => {
                 say(session, self.history[0]["sessionId"].as_str().unwrap_or("new"));
+                stop("end_turn");
+            }
+            "blocks" | "/blocks" => {
+                say(session, &self.blocks.join("|"));
                 stop("end_turn");
             }
             "env" => {

@@ -6,7 +6,7 @@ use oubliette_home::AgentEntry;
 use oubliette_protocol::{
     CatalogId, Error, ProjectId, Result, Slug, WorkspaceId,
     agent::{AgentDefinition, Network, Runtime},
-    catalog::ToolDefinition,
+    catalog::{ToolDefinition, Transport},
 };
 use oubliette_sandbox::{Limits, Mount};
 use oubliette_store::{ProjectRow, SessionRow, WorkspaceRow};
@@ -16,6 +16,8 @@ use crate::ports::Deps;
 /// A checked plan of one agent in one session.
 #[derive(Clone)]
 pub(crate) struct Blueprint {
+    /// The library it was read from.
+    pub(crate) version: u64,
     pub(crate) entry: Arc<AgentEntry>,
     /// What `use` names, in order.
     pub(crate) catalog: Vec<Arc<ToolDefinition>>,
@@ -32,6 +34,8 @@ pub(crate) struct Blueprint {
 impl Blueprint {
     /// Reads and checks everything. An agent that cannot be built is refused here, with nothing changed.
     pub(crate) async fn draw(deps: &Deps, session: &SessionRow, agent: &Slug) -> Result<Self> {
+        // Taken first: what changes from here on is noticed.
+        let version = deps.library.version();
         let project = project(deps, &session.project_id).await?;
         let workspace = workspace(deps, &session.project_id, &session.workspace_id).await?;
         let entry = deps.library.agent(agent)?;
@@ -68,6 +72,7 @@ impl Blueprint {
         deps.trust.check_network(network)?;
         let limits = limits(deps, &project);
         Ok(Self {
+            version,
             entry,
             catalog,
             known: Arc::new(known),
@@ -82,6 +87,18 @@ impl Blueprint {
 
     pub(crate) fn agent(&self) -> &Slug {
         &self.entry.slug
+    }
+
+    /// Whether anything in it goes out through the proxy.
+    pub(crate) fn needs_proxy(&self) -> bool {
+        let proxied = |tool: &Arc<ToolDefinition>| match &**tool {
+            ToolDefinition::Mcp(server) => match &server.transport {
+                Transport::Stdio(stdio) => stdio.network == Network::Proxy,
+                Transport::Ws { .. } | Transport::Tcp { .. } | Transport::Http { .. } => false,
+            },
+            ToolDefinition::Builtin(_) => false,
+        };
+        self.network == Network::Proxy || self.catalog.iter().any(proxied)
     }
 }
 

@@ -62,6 +62,8 @@ pub(crate) enum Command {
     Switch(Box<Blueprint>, oneshot::Sender<Result<Switched>>),
     /// Have the tools ready, whether the agent runs or not.
     Tools(oneshot::Sender<Result<()>>),
+    /// Look at the library: an agent or a catalog entry was edited.
+    Refresh,
     /// The server stops; the session goes on after its next start.
     Stop(oneshot::Sender<()>),
 }

@@ -11,7 +11,7 @@ use oubliette_protocol::{
     event::{Event, Status},
     tool::{CallResult, ToolList},
 };
-use oubliette_store::{Page, SessionFilter, SessionRow};
+use oubliette_store::{Page, QueuedMessage, SessionFilter, SessionRow};
 use oubliette_tools::{CallContext, Origin, OwnTools, Plane, PlaneParts, Wanted};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -112,7 +112,8 @@ impl Sessions {
                 "session {id} has ended; start a new one"
             )));
         }
-        self.enliven(row, false)
+        let waiting = self.deps.store.queue_of(id).await?;
+        self.enliven(row, waiting, false)
     }
 
     pub(crate) fn in_memory(&self, id: &SessionId) -> Option<Arc<Live>> {
@@ -128,7 +129,12 @@ impl Sessions {
     }
 
     /// Gives a row a task.
-    pub(crate) fn enliven(&self, row: SessionRow, announced: bool) -> Result<Arc<Live>> {
+    pub(crate) fn enliven(
+        &self,
+        row: SessionRow,
+        waiting: Vec<QueuedMessage>,
+        announced: bool,
+    ) -> Result<Arc<Live>> {
         if self.stopping.is_cancelled() {
             return Err(Error::unavailable("the server is stopping"));
         }
@@ -170,7 +176,8 @@ impl Sessions {
             sockets: relay.dir().to_path_buf(),
             admit: relay.admission(),
         };
-        let task = Task::new(self.me.clone(), live.clone(), site, relay, queue, announced);
+        let left = (waiting, announced);
+        let task = Task::new(self.me.clone(), live.clone(), site, relay, queue, left);
         self.live.lock().insert(id, live.clone());
         self.tasks.spawn(task.run());
         Ok(live)

@@ -229,7 +229,7 @@ impl Sessions {
             .events()
             .append(&row.session_id, vec![starting])
             .await?;
-        self.enliven(row, true)
+        self.enliven(row, Vec::new(), true)
     }
 
     pub(crate) async fn project(&self, id: &ProjectId) -> Result<ProjectRow> {

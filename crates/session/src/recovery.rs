@@ -12,7 +12,8 @@ use crate::{Sessions, events::MAX_EVENTS};
 
 impl Sessions {
     /// Brings every session that was cut short to a state that says so: a turn that was running is an
-    /// error, open caller requests are over, and the session waits for its next message. Sockets and
+    /// error, open caller requests are over, and the session waits for its next message. Messages that were
+    /// accepted and not begun are run now, in order: whoever sent them was told they would be. Sockets and
     /// directories that nobody owns are removed. Called once, before the first request.
     pub async fn recover(&self) -> Result<()> {
         self.remove_leftovers().await;
@@ -24,11 +25,24 @@ impl Sessions {
                 tracing::error!(session = %id, error = %error.for_log(), "a session was not recovered");
             }
         }
+        for id in self.deps.store.queue_sessions().await? {
+            match self.load(&id).await {
+                Ok(_) => {}
+                Err(error) if matches!(error.code, ErrorCode::Conflict | ErrorCode::NotFound) => {
+                    self.deps.store.queue_drop(&id, None).await?;
+                }
+                Err(error) => {
+                    tracing::error!(session = %id, error = %error.for_log(), "what waits in a session waits on");
+                }
+            }
+        }
         Ok(())
     }
 
     async fn recover_one(&self, row: SessionRow) -> Result<()> {
         let mut events: Vec<EventBody> = Vec::new();
+        let waiting = self.deps.store.queue_of(&row.session_id).await?;
+        let begun = waiting.first().is_none_or(|next| next.turn > row.turn.max(1));
         for request_id in self.open_in_log(&row).await? {
             events.push(EventBody::CallerToolDone {
                 request_id,
@@ -37,6 +51,8 @@ impl Sessions {
         }
         let mut patch = SessionPatch::default();
         let reason = match row.status {
+            // The turn was not begun: its message waits, and is about to be run.
+            Status::Starting | Status::Running if !begun => Some("the server restarted".to_owned()),
             Status::Starting | Status::Running => {
                 let turn = row.turn.max(1);
                 patch.turn = Some(turn);

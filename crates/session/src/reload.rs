@@ -1,10 +1,13 @@
-//! Edits of the catalog, carried into running contexts: a changed tool.json rebuilds just that server.
+//! Edits of agents and of the catalog, carried into what runs.
+//!
+//! The tools an agent may call, and the servers behind them, follow at once; its prompt, model, runtime and
+//! environment are those of its process, and change when that is next started.
 
 use std::sync::Weak;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::Sessions;
+use crate::{Sessions, live::Command};
 
 /// Follows the library until the server stops.
 pub(crate) async fn follow(sessions: Weak<Sessions>, stop: CancellationToken) {
@@ -12,7 +15,6 @@ pub(crate) async fn follow(sessions: Weak<Sessions>, stop: CancellationToken) {
         return;
     };
     let mut changes = library.changes();
-    let mut seen = library.version();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -21,21 +23,14 @@ pub(crate) async fn follow(sessions: Weak<Sessions>, stop: CancellationToken) {
         let Some(sessions) = sessions.upgrade() else {
             return;
         };
-        let before = std::mem::replace(&mut seen, library.version());
-        let tools = library.changed_tools(before);
+        // A session that is just being built looks by itself when it is.
         for live in sessions.all_in_memory() {
-            let Some(context) = live.plane.context() else {
-                continue;
-            };
-            let tools = tools.clone();
-            // Side by side: one server that does not stop must not hold up the others' sessions.
-            tokio::spawn(async move {
-                for tool in tools {
-                    if let Err(error) = context.reload(tool.definition.clone()).await {
-                        tracing::warn!(tool = %tool.id, %error, "a changed tool was not taken into a running context");
-                    }
-                }
-            });
+            if live.plane.context().is_some() {
+                // Side by side: a session that is busy must not hold up the others.
+                tokio::spawn(async move {
+                    let _ = live.commands.send(Command::Refresh).await;
+                });
+            }
         }
     }
 }

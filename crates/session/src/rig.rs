@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    agent_host::{Host, Start, memory::MemoryDesk},
+    agent_host::{Conversation, Host, Start, memory::MemoryDesk},
     blueprint::Blueprint,
     debug::{ContextDebug, ModelDebug},
     environment::{self, CONFIG_FILE, MODEL_PORT, PROXY_PORT, Surroundings},
@@ -52,25 +52,25 @@ pub(crate) struct Site {
 pub(crate) struct Rig {
     pub(crate) plan: Blueprint,
     pub(crate) host: Option<Host>,
-    _ways_out: DropGuard,
+    ways_out: Ways,
 }
 
 impl Rig {
     /// Tools alone, for calls from outside while the agent sleeps.
     pub(crate) async fn tools(site: &Site, plan: Blueprint) -> Result<Self> {
-        let ways_out = open_ways(site, &plan)?;
+        let ways_out = Ways::open(site, &plan)?;
         let context = context(site, &plan).await?;
         site.plane.install(context);
         Ok(Self {
             plan,
             host: None,
-            _ways_out: ways_out,
+            ways_out,
         })
     }
 
     /// Tools and agent. When either cannot be had, nothing is left of the other.
-    pub(crate) async fn whole(site: &Site, plan: Blueprint, before: Option<&str>) -> Result<Self> {
-        let ways_out = open_ways(site, &plan)?;
+    pub(crate) async fn whole(site: &Site, plan: Blueprint, before: Option<&Conversation>) -> Result<Self> {
+        let ways_out = Ways::open(site, &plan)?;
         let (context, host) = tokio::join!(context(site, &plan), introduced(site, &plan));
         let (context, mut host) = match (context, host) {
             (Ok(context), Ok(host)) => (context, host),
@@ -93,12 +93,12 @@ impl Rig {
         Ok(Self {
             plan,
             host: Some(host),
-            _ways_out: ways_out,
+            ways_out,
         })
     }
 
     /// An agent for tools that are there already.
-    pub(crate) async fn agent(site: &Site, plan: &Blueprint, before: Option<&str>) -> Result<Host> {
+    pub(crate) async fn agent(site: &Site, plan: &Blueprint, before: Option<&Conversation>) -> Result<Host> {
         let mut host = introduced(site, plan).await?;
         match host.open(before, &site.deps.config).await {
             Ok(()) => Ok(host),
@@ -107,6 +107,18 @@ impl Rig {
                 Err(error)
             }
         }
+    }
+
+    /// Takes an edit in: tools at once and in place, everything else when the agent is next started.
+    pub(crate) fn renew(&mut self, site: &Site, plan: Blueprint) -> Result<()> {
+        self.ways_out.suit(site, &plan)?;
+        if let Some(context) = site.plane.context() {
+            let servers = context.apply(plan.entry.definition.clone(), &plan.catalog, plan.known.clone())?;
+            // Servers come and go by themselves: a turn does not wait for them.
+            tokio::spawn(servers);
+        }
+        self.plan = plan;
+        Ok(())
     }
 
     /// Stops everything: the agent first, so that it calls nothing that is being stopped.
@@ -276,29 +288,39 @@ fn agent_home(deps: &Deps, session: &SessionId, agent: &Slug) -> Result<PathBuf>
     Ok(dir)
 }
 
-/// Serves the model forwarder and the proxy on this session's sockets, until the guard is dropped.
-fn open_ways(site: &Site, plan: &Blueprint) -> Result<DropGuard> {
-    let deps = &site.deps;
-    let stop = CancellationToken::new();
-    let model = relay_socket::bind(&site.sockets.join("model.sock"))?;
-    let sink = Arc::new(ModelDebug {
-        inner: site.debug.clone(),
-        agent: plan.agent().clone(),
-    });
-    tokio::spawn(deps.gateway.clone().serve(model, sink, stop.clone()));
-    let proxied = |tool: &Arc<oubliette_protocol::catalog::ToolDefinition>| {
-        use oubliette_protocol::catalog::{ToolDefinition, Transport};
-        match &**tool {
-            ToolDefinition::Mcp(server) => match &server.transport {
-                Transport::Stdio(stdio) => stdio.network == Network::Proxy,
-                Transport::Ws { .. } | Transport::Tcp { .. } | Transport::Http { .. } => false,
-            },
-            ToolDefinition::Builtin(_) => false,
-        }
-    };
-    if plan.network == Network::Proxy || plan.catalog.iter().any(proxied) {
-        let proxy = relay_socket::bind(&site.sockets.join("proxy.sock"))?;
-        tokio::spawn(deps.proxy.clone().serve(proxy, stop.clone()));
+/// The ways out of a session's sandboxes, on its own sockets; served until this is dropped.
+struct Ways {
+    stop: CancellationToken,
+    /// Only while something needs it: without a mount namespace a socket cannot be hidden.
+    proxy: bool,
+    _stop_when_dropped: DropGuard,
+}
+
+impl Ways {
+    fn open(site: &Site, plan: &Blueprint) -> Result<Self> {
+        let stop = CancellationToken::new();
+        let model = relay_socket::bind(&site.sockets.join("model.sock"))?;
+        let sink = Arc::new(ModelDebug {
+            inner: site.debug.clone(),
+            agent: plan.agent().clone(),
+        });
+        tokio::spawn(site.deps.gateway.clone().serve(model, sink, stop.clone()));
+        let mut ways = Self {
+            _stop_when_dropped: stop.clone().drop_guard(),
+            stop,
+            proxy: false,
+        };
+        ways.suit(site, plan)?;
+        Ok(ways)
     }
-    Ok(stop.drop_guard())
+
+    /// Opens what a plan needs and is not open.
+    fn suit(&mut self, site: &Site, plan: &Blueprint) -> Result<()> {
+        if plan.needs_proxy() && !self.proxy {
+            let proxy = relay_socket::bind(&site.sockets.join("proxy.sock"))?;
+            tokio::spawn(site.deps.proxy.clone().serve(proxy, self.stop.clone()));
+            self.proxy = true;
+        }
+        Ok(())
+    }
 }

@@ -45,6 +45,17 @@ pub struct Offer {
     pub tools: Arc<[Arc<ToolInfo>]>,
 }
 
+impl Offer {
+    /// Of an entry that is about to be started.
+    pub(crate) fn starting(id: &CatalogId) -> Self {
+        Self {
+            id: id.clone(),
+            down: Some(format!("its server {id} is starting")),
+            tools: Arc::default(),
+        }
+    }
+}
+
 /// One catalog tool of the agent.
 #[derive(Debug, Clone)]
 pub struct Entry {

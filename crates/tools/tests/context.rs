@@ -6,7 +6,7 @@ mod plane_support;
 use std::sync::Arc;
 
 use oubliette_protocol::{ErrorCode, tool::Light};
-use plane_support::{World, definition_of, server, soon};
+use plane_support::{World, server, soon};
 use serde_json::{Value, json};
 
 async fn pid_of(world: &World, tool: &str) -> i32 {
@@ -267,8 +267,10 @@ async fn one_server_is_restarted_or_reloaded_alone() {
         ErrorCode::InvalidArgument
     );
 
+    let tools = json!({"use":["one","two","reader"]});
     let changed = server("one", json!({"env":{"MARK":"changed"}}));
-    context.reload(Arc::new(definition_of(changed))).await.unwrap();
+    let catalog = [changed.clone(), server("two", json!({})), reader.clone()];
+    world.edit(&context, tools.clone(), &catalog).await.unwrap();
     let env = world
         .call("one_env", json!({"name":"MARK"}))
         .await
@@ -281,7 +283,8 @@ async fn one_server_is_restarted_or_reloaded_alone() {
     assert!(world.call("reader_fs_read", json!({"path":"b/f"})).await.is_err());
     let mut wider = reader;
     wider["builtinPolicy"]["allowedPaths"] = json!(["b"]);
-    context.reload(Arc::new(definition_of(wider))).await.unwrap();
+    let catalog = [changed.clone(), server("two", json!({})), wider.clone()];
+    world.edit(&context, tools.clone(), &catalog).await.unwrap();
     assert_eq!(
         world
             .call("reader_fs_read", json!({"path":"b/f"}))
@@ -292,14 +295,85 @@ async fn one_server_is_restarted_or_reloaded_alone() {
     );
 
     // A change that asks for what it may not have is refused, and nothing is stopped.
-    let greedy = server("two", json!({"isolation":"host"}));
-    let refused = context.reload(Arc::new(definition_of(greedy))).await.unwrap_err();
+    let greedy = [changed, server("two", json!({"isolation":"host"})), wider];
+    let refused = world.edit(&context, tools, &greedy).await.unwrap_err();
     assert_eq!(refused.code, ErrorCode::PermissionDenied);
     assert_eq!(pid_of(&world, "two_pid").await, two);
-    context
-        .reload(Arc::new(definition_of(server("unused", json!({})))))
+}
+
+#[tokio::test]
+async fn an_edited_agent_is_governed_anew_and_its_servers_stay() {
+    let world = World::new();
+    let catalog = [server("one", json!({})), server("two", json!({}))];
+    let context = world.install(json!({"use":["one","two"]}), &catalog).await;
+    let (one, two) = (pid_of(&world, "one_pid").await, pid_of(&world, "two_pid").await);
+    let mut changes = world.plane.changes();
+    changes.mark_unchanged();
+
+    let narrower = json!({"use":["one","two"],"allowed":["who","@two/*"],"aliases":{"who":"@one/pid"}});
+    world.edit(&context, narrower, &catalog).await.unwrap();
+    soon("the plane's word", changes.changed()).await.unwrap();
+    let refused = world.call("one_echo", json!({"text":"x"})).await.unwrap_err();
+    assert_eq!(refused.code, ErrorCode::NotAllowed);
+    assert!(world.listed().contains(&"who".to_owned()) && !world.listed().contains(&"one_echo".to_owned()));
+    assert_eq!(
+        (pid_of(&world, "who").await, pid_of(&world, "two_pid").await),
+        (one, two),
+        "an edit of the rules touches no server"
+    );
+
+    // A base tool is no tool of the catalog, and denied all the same.
+    changes.mark_unchanged();
+    let tools = json!({"use":["one","two"],"denied":["session_message"]});
+    world.edit(&context, tools, &catalog).await.unwrap();
+    soon("the plane's word", changes.changed()).await.unwrap();
+    assert!(world.row("session_message").reason.unwrap().contains("denied"));
+}
+
+#[tokio::test]
+async fn an_edited_use_starts_and_stops_only_what_it_names() {
+    let world = World::new();
+    let catalog = [
+        server("one", json!({})),
+        server("two", json!({})),
+        server("three", json!({})),
+    ];
+    let context = world.install(json!({"use":["one","two"]}), &catalog).await;
+    let (one, two) = (pid_of(&world, "one_pid").await, pid_of(&world, "two_pid").await);
+
+    world
+        .edit(&context, json!({"use":["three","two"]}), &catalog)
         .await
         .unwrap();
+    assert!(!alive(one) && alive(two) && pid_of(&world, "two_pid").await == two);
+    let three = pid_of(&world, "three_pid").await;
+    let gone = world.call("one_pid", json!({})).await.unwrap_err();
+    assert_eq!(gone.code, ErrorCode::NotAllowed, "{gone}");
+    let order: Vec<String> = context.servers().iter().map(|row| row.id.to_string()).collect();
+    assert_eq!(order, ["three", "two"]);
+
+    // What was asked for while the servers were still on their way: the last word counts.
+    let edits = [
+        json!({"use":["one"]}),
+        json!({"use":["two"]}),
+        json!({"use":["two","one"]}),
+    ];
+    for result in futures::future::join_all(edits.map(|tools| world.edit(&context, tools, &catalog))).await {
+        result.unwrap();
+    }
+    assert!(!alive(three));
+    let order: Vec<String> = context.servers().iter().map(|row| row.id.to_string()).collect();
+    assert_eq!(order, ["two", "one"]);
+    pid_of(&world, "one_pid").await;
+    context.teardown().await;
+    world
+        .edit(&context, json!({"use":["one"]}), &catalog)
+        .await
+        .unwrap();
+    assert!(
+        context.servers().is_empty(),
+        "nothing starts in a context that was torn down"
+    );
 }
 
 #[tokio::test]

@@ -31,7 +31,7 @@ use oubliette_protocol::{
     relay::{INVALID_PARAMS, METHOD_NOT_FOUND, RpcError},
 };
 use oubliette_sandbox::{Handle, Level, Sandbox, SandboxError, Spec};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -59,6 +59,15 @@ pub(crate) struct Start {
     pub(crate) prompt: Option<String>,
 }
 
+/// A conversation as the agent knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Conversation {
+    /// The agent's own id of it.
+    id: String,
+    /// It has the agent's instructions.
+    instructed: bool,
+}
+
 /// A running agent.
 pub(crate) struct Host {
     wire: Wire,
@@ -69,8 +78,8 @@ pub(crate) struct Host {
     client: McpServerStdio,
     cwd: PathBuf,
     prompt: Option<String>,
-    /// The agent's own id of the conversation, once it is open.
-    conversation: Option<String>,
+    /// Once it is open.
+    conversation: Option<Conversation>,
     can_load: bool,
     cancelling: bool,
 }
@@ -135,9 +144,14 @@ impl Host {
         self.handle.pid()
     }
 
-    /// The agent's own id of the conversation.
-    pub(crate) fn conversation(&self) -> Option<&str> {
-        self.conversation.as_deref()
+    /// The conversation, once it is open.
+    pub(crate) fn conversation(&self) -> Option<&Conversation> {
+        self.conversation.as_ref()
+    }
+
+    /// The agent's own id of it.
+    fn conversation_id(&self) -> &str {
+        self.conversation.as_ref().map_or("", |open| &open.id)
     }
 
     /// `initialize`.
@@ -159,20 +173,21 @@ impl Host {
     }
 
     /// Opens the conversation: the old one where there is one and the agent can load it, else a new one.
-    pub(crate) async fn open(&mut self, before: Option<&str>, config: &SessionConfig) -> Result<()> {
+    pub(crate) async fn open(&mut self, before: Option<&Conversation>, config: &SessionConfig) -> Result<()> {
         let servers = vec![McpServer::Stdio(self.client.clone())];
-        // ACP has no stable field for it; this is where agents that take instructions look for them.
+        // ACP has no stable field for instructions. This is where some agents look for them; the others get
+        // them with the first message.
         let meta = self.prompt.as_ref().map(|prompt| {
             let append = serde_json::json!({ "append": prompt });
             serde_json::Map::from_iter([("systemPrompt".to_owned(), append)])
         });
         if let Some(before) = before.filter(|_| self.can_load) {
-            let request = LoadSessionRequest::new(before.to_owned(), self.cwd.clone())
+            let request = LoadSessionRequest::new(before.id.clone(), self.cwd.clone())
                 .mcp_servers(servers.clone())
                 .meta(meta.clone());
             match self.ask("session/load", &request, config.open_timeout).await {
                 Ok(_) => {
-                    self.conversation = Some(before.to_owned());
+                    self.conversation = Some(before.clone());
                     return Ok(());
                 }
                 // It may have lost its files; a new conversation is better than none.
@@ -187,25 +202,35 @@ impl Host {
             .meta(meta);
         let answer = self.ask("session/new", &request, config.open_timeout).await?;
         let answer: NewSessionResponse = read("session/new", answer)?;
-        self.conversation = Some(answer.session_id.0.to_string());
+        self.conversation = Some(Conversation {
+            id: answer.session_id.0.to_string(),
+            instructed: self.prompt.is_none(),
+        });
         Ok(())
     }
 
     /// Sends a prompt; its answer is heard under the returned id.
     pub(crate) fn prompt(&mut self, text: &str) -> Result<u64, Gone> {
         self.cancelling = false;
-        let block = ContentBlock::Text(TextContent::new(text));
-        let conversation = self.conversation.clone().unwrap_or_default();
-        self.wire
-            .request("session/prompt", &PromptRequest::new(conversation, vec![block]))
+        let block = |text: &str| ContentBlock::Text(TextContent::new(text));
+        // Agents know their own commands by a message's first character; those can do without.
+        let due = self.conversation.as_ref().is_some_and(|open| !open.instructed);
+        let instructions = self.prompt.as_deref().filter(|_| due && !text.starts_with('/'));
+        let blocks = instructions.into_iter().chain([text]).map(block).collect();
+        let given = instructions.is_some();
+        let request = PromptRequest::new(self.conversation_id().to_owned(), blocks);
+        let asked = self.wire.request("session/prompt", &request)?;
+        if let Some(open) = self.conversation.as_mut() {
+            open.instructed |= given;
+        }
+        Ok(asked)
     }
 
     /// Asks the agent to end the turn; permission requests are answered `cancelled` from now on.
     pub(crate) fn cancel(&mut self) -> Result<(), Gone> {
         self.cancelling = true;
-        let conversation = self.conversation.clone().unwrap_or_default();
-        self.wire
-            .notify("session/cancel", &CancelNotification::new(conversation))
+        let cancel = CancelNotification::new(self.conversation_id().to_owned());
+        self.wire.notify("session/cancel", &cancel)
     }
 
     /// The next thing the agent says. Dropping the future loses nothing.
@@ -219,7 +244,9 @@ impl Host {
             Heard::Answer { id, outcome } => Ok(Happening::Answer { id, outcome }),
             Heard::Notification { method, params } => Ok(match method.as_str() {
                 "session/update" => match serde_json::from_value::<SessionNotification>(params) {
-                    Ok(said) if self.conversation.as_deref() == Some(&*said.session_id.0) => {
+                    Ok(said)
+                        if self.conversation.is_some() && self.conversation_id() == &*said.session_id.0 =>
+                    {
                         Happening::Update(Box::new(said.update))
                     }
                     Ok(_) => Happening::Attended,

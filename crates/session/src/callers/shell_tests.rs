@@ -478,7 +478,10 @@ async fn an_end_is_not_lost_with_whoever_brought_it() {
     };
     while full().now_or_never().is_some() {}
     let answer = desk.book.answer(&desk.caller, &id, Some(json!("kept")), None);
-    assert!(answer.now_or_never().is_none(), "the answer was broken off half-way");
+    assert!(
+        answer.now_or_never().is_none(),
+        "the answer was broken off half-way"
+    );
     assert_eq!(call.await.unwrap().unwrap(), json!("kept"));
     assert_eq!(desk.outcomes().await, [Outcome::Answered]);
 }

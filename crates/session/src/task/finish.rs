@@ -13,11 +13,20 @@ use super::Task;
 /// How long a stopping server waits for a running turn.
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Which of the messages that wait are dropped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Dropped {
+    All,
+    /// Those whose sender waits for the turn.
+    Awaited,
+}
+
 impl Task {
     /// The session is over. The agent dies first and whoever asked is told as soon as the log says so;
     /// tool servers may take their time to end.
     pub(super) async fn end(mut self) {
         let over = Error::conflict(format!("session {} was ended", self.site.session));
+        let mut events = self.drop_queue(&over, Dropped::All).await;
         self.refuse_what_waits(&over);
         self.live.plane.cancel_all("the session was ended");
         let rig = self.rig.take().map(|mut rig| (rig.host.take(), rig));
@@ -35,11 +44,11 @@ impl Task {
         if let Some(relay) = self.relay.take() {
             relay.remove();
         }
-        let ended = EventBody::Status {
+        events.push(EventBody::Status {
             status: Status::Ended,
             reason: None,
-        };
-        self.log(vec![ended], SessionPatch::default()).await;
+        });
+        self.log(events, SessionPatch::default()).await;
         self.forget();
         for reply in self.notes.end.drain(..) {
             let _ = reply.send(());
@@ -58,9 +67,13 @@ impl Task {
     /// The server stops; the session is found again at its next start.
     pub(super) async fn stop(mut self) {
         let stopping = Error::unavailable("the server is stopping; send the message again when it is back");
+        let dropped = self.drop_queue(&stopping, Dropped::Awaited).await;
         self.refuse_what_waits(&stopping);
         self.live.callers.close().await;
         self.leave_memory().await;
+        if !dropped.is_empty() {
+            self.log(dropped, SessionPatch::default()).await;
+        }
         if self.live.status() != Status::Idle && self.live.status().is_active() {
             self.log_status(
                 Status::Idle,
@@ -100,12 +113,35 @@ impl Task {
         }
     }
 
-    fn refuse_what_waits(&mut self, error: &Error) {
-        for queued in self.queue.drain(..) {
+    /// Drops messages that were not begun, with a word in the log for each. Whoever waits for one is told
+    /// and can send it again; the others were accepted for good, and stay.
+    async fn drop_queue(&mut self, why: &Error, which: Dropped) -> Vec<EventBody> {
+        let mut told = Vec::new();
+        for queued in std::mem::take(&mut self.queue) {
+            if which == Dropped::Awaited && queued.ended.is_none() {
+                continue;
+            }
+            let dropped = self
+                .site
+                .deps
+                .store
+                .queue_drop(&self.site.session, Some(queued.turn));
+            if let Err(error) = dropped.await {
+                tracing::error!(session = %self.site.session, error = %error.for_log(), "a message was not dropped");
+                continue;
+            }
+            told.push(EventBody::Error {
+                code: why.code,
+                message: format!("turn {} was not begun: {}", queued.turn, why.message),
+            });
             if let Some(ended) = queued.ended {
-                let _ = ended.send(Err(error.clone()));
+                let _ = ended.send(Err(why.clone()));
             }
         }
+        told
+    }
+
+    fn refuse_what_waits(&mut self, error: &Error) {
         for reply in self.notes.tools.drain(..) {
             let _ = reply.send(Err(error.clone()));
         }

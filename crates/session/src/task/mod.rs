@@ -24,12 +24,12 @@ use oubliette_protocol::{
     Error, Result, Slug,
     event::{EventBody, Status},
 };
-use oubliette_store::SessionPatch;
+use oubliette_store::{QueuedMessage, SessionPatch};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     Sessions,
-    agent_host::Host,
+    agent_host::{Conversation, Host},
     blueprint::Blueprint,
     live::{Command, Incoming, Live},
     relay_socket::RelaySocket,
@@ -54,8 +54,8 @@ pub(crate) struct Task {
     commands: mpsc::Receiver<Command>,
     queue: VecDeque<Queued>,
     rig: Option<Rig>,
-    /// Each agent's own id of its conversation in this session.
-    conversations: IndexMap<Slug, String>,
+    /// Each agent's conversation in this session.
+    conversations: IndexMap<Slug, Conversation>,
     /// The turn under way, while one is.
     running: Option<u64>,
     /// `starting` is in the log already: whoever made the session wrote it.
@@ -92,8 +92,14 @@ impl Task {
         site: Site,
         relay: RelaySocket,
         commands: mpsc::Receiver<Command>,
-        announced: bool,
+        (waiting, announced): (Vec<QueuedMessage>, bool),
     ) -> Self {
+        // Whoever sent them is gone; the log will tell what became of them.
+        let again = |kept: QueuedMessage| Queued {
+            turn: kept.turn,
+            text: kept.text,
+            ended: None,
+        };
         let text = live.row.agent_session.as_deref().unwrap_or("{}");
         let conversations = serde_json::from_str(text).unwrap_or_default();
         Self {
@@ -102,7 +108,7 @@ impl Task {
             site,
             relay: Some(relay),
             commands,
-            queue: VecDeque::new(),
+            queue: waiting.into_iter().map(again).collect(),
             rig: None,
             conversations,
             running: None,
@@ -192,7 +198,7 @@ impl Task {
     /// Takes note of a command.
     async fn note(&mut self, command: Command) {
         match command {
-            Command::Message(incoming) => self.enqueue(incoming),
+            Command::Message(incoming) => self.enqueue(incoming).await,
             Command::Cancel(reply) => {
                 self.notes.cancel = self.running.is_some();
                 let turn = self.running.unwrap_or(self.live.now.borrow().turn);
@@ -210,10 +216,31 @@ impl Task {
                 }
                 None => self.notes.tools.push(reply),
             },
+            Command::Refresh => self.refresh().await,
         }
     }
 
-    fn enqueue(&mut self, incoming: Incoming) {
+    /// Takes edits of the agent and of the catalog into what runs.
+    async fn refresh(&mut self) {
+        let Some(rig) = &self.rig else { return };
+        if rig.plan.version == self.site.deps.library.version() {
+            return;
+        }
+        let agent = rig.plan.agent().clone();
+        let renewed = match Blueprint::draw(&self.site.deps, &self.live.row, &agent).await {
+            Ok(plan) => self
+                .rig
+                .as_mut()
+                .map_or(Ok(()), |rig| rig.renew(&self.site, plan)),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = renewed {
+            tracing::warn!(session = %self.site.session, %agent, %error, "an edit was not taken into a running session");
+        }
+    }
+
+    /// Keeps a message and says that it is kept: whatever happens to the server, it is not lost.
+    async fn enqueue(&mut self, incoming: Incoming) {
         let Incoming {
             text,
             accepted,
@@ -235,6 +262,14 @@ impl Task {
             (true, false) => Status::Starting,
             (false, _) => self.live.status(),
         };
+        let kept = QueuedMessage {
+            turn,
+            text: text.clone(),
+        };
+        if let Err(error) = self.site.deps.store.queue_push(&self.site.session, kept).await {
+            let _ = accepted.send(Err(error));
+            return;
+        }
         self.queue.push_back(Queued { turn, text, ended });
         let _ = accepted.send(Ok((turn, status)));
     }
@@ -286,6 +321,7 @@ impl Task {
 
     /// Makes the agent ready: tools, process and conversation, as far as they are not there.
     async fn start(&mut self) -> Result<Result<Host>, Interruption> {
+        self.refresh().await;
         let site = self.site.clone();
         let agent = self.live.now.borrow().agent.clone();
         let before = self.conversations.get(&agent).cloned();
@@ -293,12 +329,12 @@ impl Task {
         let row = self.live.row.clone();
         let work = async move {
             match plan {
-                Some(plan) => Rig::agent(&site, &plan, before.as_deref())
+                Some(plan) => Rig::agent(&site, &plan, before.as_ref())
                     .await
                     .map(|host| (None, host)),
                 None => {
                     let plan = Blueprint::draw(&site.deps, &row, &agent).await?;
-                    let mut rig = Rig::whole(&site, plan, before.as_deref()).await?;
+                    let mut rig = Rig::whole(&site, plan, before.as_ref()).await?;
                     let host = rig
                         .host
                         .take()
@@ -319,6 +355,7 @@ impl Task {
         Ok(match started {
             Ok((rig, host)) => {
                 self.rig = rig.or_else(|| self.rig.take());
+                self.refresh().await;
                 self.remember_conversation(&host).await.map(|()| host)
             }
             Err(error) => Err(error),
@@ -327,11 +364,10 @@ impl Task {
 
     async fn remember_conversation(&mut self, host: &Host) -> Result<()> {
         let agent = self.live.now.borrow().agent.clone();
-        let Some(id) = host.conversation() else {
-            return Ok(());
-        };
         let isolation = Some(host.level().to_string());
-        self.conversations.insert(agent, id.to_owned());
+        if let Some(open) = host.conversation() {
+            self.conversations.insert(agent, open.clone());
+        }
         let text = serde_json::to_string(&self.conversations).map_err(Error::internal)?;
         let patch = SessionPatch {
             agent_session: Some(Some(text)),
@@ -365,6 +401,7 @@ impl Task {
                 }
             },
         };
+        self.refresh().await;
         self.answer_tools(&built);
     }
 

@@ -157,7 +157,7 @@ impl Task {
         let to = plan.agent().clone();
         let site = self.site.clone();
         let before = self.conversations.get(&to).cloned();
-        let work = async move { Rig::whole(&site, plan, before.as_deref()).await };
+        let work = async move { Rig::whole(&site, plan, before.as_ref()).await };
         let built = self.unless_interrupted(Box::pin(work)).await;
         match built {
             Ok(Ok(rig)) => {
@@ -187,7 +187,7 @@ impl Task {
                 Some(plan) => plan,
                 None => Blueprint::draw(&site.deps, &row, &agent).await?,
             };
-            Rig::whole(&site, plan, before.as_deref()).await
+            Rig::whole(&site, plan, before.as_ref()).await
         };
         let message = format!("agent {to} could not be started: {}", why.message);
         let error = match self.unless_interrupted(Box::pin(work)).await {
@@ -235,6 +235,7 @@ impl Task {
             rig.host = Some(host);
         }
         self.rig = Some(rig);
+        self.refresh().await;
     }
 
     fn record(&self, agent: &Slug, body: DebugBody) {

@@ -59,6 +59,15 @@ impl Task {
             turn: Some(number),
             ..SessionPatch::default()
         };
+        let message = EventBody::Message {
+            role: Role::User,
+            text: text.clone(),
+        };
+        // In the log and out of the queue in one: it is neither lost nor run twice.
+        let heard = SessionPatch {
+            begun: Some(number),
+            ..began.clone()
+        };
         let host = match held {
             Some(host) => Ok(Ok(host)),
             None => {
@@ -67,7 +76,7 @@ impl Task {
                         status: Status::Starting,
                         reason: None,
                     };
-                    self.log(vec![starting], began.clone()).await;
+                    self.log(vec![starting], began).await;
                 }
                 self.start().await
             }
@@ -80,23 +89,12 @@ impl Task {
                     status: Status::Running,
                     reason: None,
                 };
-                let message = EventBody::Message {
-                    role: Role::User,
-                    text: text.clone(),
-                };
-                self.log(vec![running, message], began).await;
+                self.log(vec![running, message], heard).await;
                 self.converse(turn, host, &text).await;
             }
             not_started => {
                 // The message was heard all the same.
-                self.log(
-                    vec![EventBody::Message {
-                        role: Role::User,
-                        text,
-                    }],
-                    began,
-                )
-                .await;
+                self.log(vec![message], heard).await;
                 match not_started {
                     Ok(Err(error)) => self.fail(turn, error).await,
                     Err(interruption) => self.break_off(turn, interruption).await,
@@ -111,7 +109,15 @@ impl Task {
     /// Prompts and listens. The agent is kept for the next turn if it is still good.
     async fn converse(&mut self, mut turn: Turn, mut host: Host, text: &str) {
         let ending = match host.prompt(text) {
-            Ok(prompt) => self.listen(&mut turn, &mut host, prompt).await,
+            Ok(prompt) => {
+                let kept = self.conversations.get(&self.live.now.borrow().agent);
+                if kept != host.conversation()
+                    && let Err(error) = self.remember_conversation(&host).await
+                {
+                    tracing::error!(session = %self.site.session, error = %error.for_log(), "a conversation was not kept");
+                }
+                self.listen(&mut turn, &mut host, prompt).await
+            }
             Err(gone) => Ending::Broken(host.gone(gone).await),
         };
         match ending {

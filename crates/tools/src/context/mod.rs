@@ -1,8 +1,10 @@
 //! One running agent's tools: its servers, started side by side, and the registry made of what they offer.
 //!
 //! A context is built for one agent and never becomes another's: switching builds a new one and tears this
-//! one down. `server` is one entry of `use`; `sink` takes secrets out of what servers tell the debugger.
+//! one down. `server` is one entry of `use`; `apply` takes an edit of the agent or of its catalog into the
+//! running context; `sink` takes secrets out of what servers tell the debugger.
 
+mod apply;
 mod server;
 mod sink;
 
@@ -33,7 +35,7 @@ use tokio::sync::watch;
 use crate::{
     CallContext, DebugSink, Environment, Permit, Secrets, Trust,
     allow::Rules,
-    registry::{Entry, Registry},
+    registry::{Entry, Offer, Registry},
 };
 
 use self::{server::Server, sink::MaskingSink};
@@ -69,11 +71,21 @@ pub struct BuildSpec {
     pub proxy_socket: Option<PathBuf>,
 }
 
+/// What the agent's definition and the catalog say of its tools.
+struct Governed {
+    definition: Arc<AgentDefinition>,
+    rules: Arc<Rules>,
+    /// The entries of `use`, in that order.
+    used: Vec<Arc<ToolDefinition>>,
+    known: Arc<HashSet<CatalogId>>,
+}
+
 /// One running agent's tools.
 pub struct Context {
     me: Weak<Context>,
     spec: BuildSpec,
-    rules: Arc<Rules>,
+    /// What the agent may have now; `spec` says what it had when it was built.
+    governed: ArcSwap<Governed>,
     secrets: Arc<Secrets>,
     servers: RwLock<IndexMap<CatalogId, Arc<Server>>>,
     registry: ArcSwap<Registry>,
@@ -92,15 +104,13 @@ impl Context {
     pub async fn build(spec: BuildSpec) -> Result<Arc<Self>> {
         let started = Instant::now();
         spec.trust.check_agent(&spec.definition)?;
-        let used = in_use_order(&spec)?;
-        for tool in &used {
-            spec.trust.check_tool(tool)?;
-        }
+        let governed = Governed::new(&spec, spec.definition.clone(), &spec.catalog, spec.known.clone())?;
+        let used = governed.used.clone();
         let secrets = Arc::new(Secrets::new());
         let debug = Arc::new(MaskingSink::new(spec.debug.clone(), secrets.clone()));
         let context = Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            rules: Arc::new(Rules::new(&spec.definition.tools)),
+            governed: ArcSwap::from_pointee(governed),
             spec: BuildSpec { debug, ..spec },
             secrets,
             servers: RwLock::default(),
@@ -127,7 +137,7 @@ impl Context {
     }
 
     /// Starts one entry and follows its changes from the first one on.
-    fn start(&self, tool: &ToolDefinition) -> Arc<Server> {
+    fn start(&self, tool: &Arc<ToolDefinition>) -> Arc<Server> {
         self.spec
             .trust
             .gather_secrets(tool, &*self.spec.env, &self.secrets);
@@ -139,9 +149,9 @@ impl Context {
         &self.spec.agent
     }
 
-    /// Its definition.
-    pub fn definition(&self) -> &Arc<AgentDefinition> {
-        &self.spec.definition
+    /// Its definition, as it was last applied.
+    pub fn definition(&self) -> Arc<AgentDefinition> {
+        self.governed.load().definition.clone()
     }
 
     /// Its catalog tools as they are now.
@@ -204,24 +214,6 @@ impl Context {
         restarted
     }
 
-    /// Replaces one server by a changed definition of it; the others are not touched. An entry the agent
-    /// does not use is none of its business.
-    pub async fn reload(&self, tool: Arc<ToolDefinition>) -> Result<()> {
-        let new = {
-            let _one_at_a_time = self.changing.lock().await;
-            let old = self.servers.read().get(tool.id().as_str()).cloned();
-            let Some(old) = old else { return Ok(()) };
-            self.spec.trust.check_tool(&tool)?;
-            old.stop("its definition changed").await;
-            let new = self.start(&tool);
-            self.servers.write().insert(tool.id().clone(), new.clone());
-            new
-        };
-        new.settled().await;
-        self.rebuild();
-        Ok(())
-    }
-
     /// Stops every server, whole process trees, and clears the registry. Nothing of this context can be
     /// called afterwards.
     pub async fn teardown(&self) {
@@ -256,26 +248,35 @@ impl Context {
             if self.closed.load(Ordering::Acquire) {
                 return;
             }
-            let offers: Vec<_> = self
-                .all()
+            let governed = self.governed.load();
+            let servers = self.servers.read();
+            let offers: Vec<_> = governed
+                .used
                 .iter()
-                .map(|server| server.offer(&self.secrets))
+                .map(|tool| match servers.get(tool.id()) {
+                    Some(server) => server.offer(&self.secrets),
+                    None => Offer::starting(tool.id()),
+                })
                 .collect();
-            let tools = &self.spec.definition.tools;
             let new = Arc::new(Registry::new(
-                tools,
-                self.rules.clone(),
+                &governed.definition.tools,
+                governed.rules.clone(),
                 &offers,
-                self.spec.known.clone(),
+                governed.known.clone(),
             ));
             (self.registry.swap(new.clone()), new)
         };
-        let before: HashSet<&str> = old.entries().iter().map(|entry| &*entry.canonical).collect();
-        for entry in new
+        let before: HashMap<&str, &Entry> = old
             .entries()
             .iter()
-            .filter(|entry| !before.contains(&*entry.canonical))
-        {
+            .map(|entry| (&*entry.canonical, entry))
+            .collect();
+        for entry in new.entries() {
+            let same =
+                |old: &&Entry| old.name == entry.name && old.verdict.allows() == entry.verdict.allows();
+            if before.get(&*entry.canonical).is_some_and(same) {
+                continue;
+            }
             self.record(DebugBody::ToolRegistered {
                 tool: entry.name.clone(),
                 canonical: entry.canonical.to_string(),
@@ -290,8 +291,13 @@ impl Context {
         }
     }
 
+    /// The servers that run, in `use` order.
     fn all(&self) -> Vec<Arc<Server>> {
-        self.servers.read().values().cloned().collect()
+        let servers = self.servers.read();
+        let used = &self.governed.load().used;
+        used.iter()
+            .filter_map(|tool| servers.get(tool.id()).cloned())
+            .collect()
     }
 
     fn record(&self, body: DebugBody) {
@@ -299,21 +305,33 @@ impl Context {
     }
 }
 
-/// The definitions in the order `use` names them.
-fn in_use_order(spec: &BuildSpec) -> Result<Vec<Arc<ToolDefinition>>> {
-    let catalog: HashMap<&CatalogId, &Arc<ToolDefinition>> =
-        spec.catalog.iter().map(|tool| (tool.id(), tool)).collect();
-    let find = |id: &CatalogId| catalog.get(id).map(|tool| Arc::clone(tool));
-    let uses = &spec.definition.tools.uses;
-    let found = uses.iter().map(|id| {
-        find(id).ok_or_else(|| {
-            Error::invalid(format!(
-                "agent {} uses {id}, which is not in the catalog",
-                spec.agent
-            ))
+impl Governed {
+    /// Puts the catalog in the order `use` names it and refuses what asks for more of the host than it may
+    /// have.
+    fn new(
+        spec: &BuildSpec,
+        definition: Arc<AgentDefinition>,
+        catalog: &[Arc<ToolDefinition>],
+        known: Arc<HashSet<CatalogId>>,
+    ) -> Result<Self> {
+        let catalog: HashMap<&CatalogId, &Arc<ToolDefinition>> =
+            catalog.iter().map(|tool| (tool.id(), tool)).collect();
+        let mut used = Vec::with_capacity(definition.tools.uses.len());
+        for id in &definition.tools.uses {
+            let tool = catalog.get(id).ok_or_else(|| {
+                let agent = &spec.agent;
+                Error::invalid(format!("agent {agent} uses {id}, which is not in the catalog"))
+            })?;
+            spec.trust.check_tool(tool)?;
+            used.push(Arc::clone(tool));
+        }
+        Ok(Self {
+            rules: Arc::new(Rules::new(&definition.tools)),
+            definition,
+            used,
+            known,
         })
-    });
-    found.collect()
+    }
 }
 
 /// Whether the agent would see no difference.

@@ -21,7 +21,7 @@ use super::{BuildSpec, Context};
 
 /// One running entry. Its `call` takes a [`Permit`] and is the only way to what it holds.
 pub(super) struct Server {
-    id: CatalogId,
+    definition: Arc<ToolDefinition>,
     body: Body,
 }
 
@@ -46,8 +46,8 @@ struct Offered {
 
 impl Server {
     /// Starts it; an MCP server is under way when this returns.
-    pub(super) fn start(tool: &ToolDefinition, spec: &BuildSpec, context: Weak<Context>) -> Arc<Self> {
-        let body = match tool {
+    pub(super) fn start(tool: &Arc<ToolDefinition>, spec: &BuildSpec, context: Weak<Context>) -> Arc<Self> {
+        let body = match &**tool {
             ToolDefinition::Builtin(definition) => {
                 let place = Place {
                     workspace: spec.workspace.clone(),
@@ -82,13 +82,18 @@ impl Server {
             }
         };
         Arc::new(Self {
-            id: tool.id().clone(),
+            definition: tool.clone(),
             body,
         })
     }
 
     pub(super) fn id(&self) -> &CatalogId {
-        &self.id
+        self.definition.id()
+    }
+
+    /// What it was started from.
+    pub(super) fn definition(&self) -> &Arc<ToolDefinition> {
+        &self.definition
     }
 
     /// Returns when the first attempt to start it is over.
@@ -103,7 +108,7 @@ impl Server {
     pub(super) fn offer(&self, secrets: &Secrets) -> Offer {
         match &self.body {
             Body::Builtin { builtin, .. } => Offer {
-                id: self.id.clone(),
+                id: self.id().clone(),
                 down: None,
                 tools: [builtin.info()].into(),
             },
@@ -116,7 +121,7 @@ impl Server {
                 .then(|| secrets.mask_text(&down(&status)));
                 let tools = offered.lock().of(upstream.tools());
                 Offer {
-                    id: self.id.clone(),
+                    id: self.id().clone(),
                     down,
                     tools,
                 }
@@ -129,7 +134,7 @@ impl Server {
         match &self.body {
             Body::Upstream { upstream, .. } => upstream.status(),
             Body::Builtin { since, .. } => ServerRow {
-                id: self.id.clone(),
+                id: self.id().clone(),
                 transport: "builtin".into(),
                 status: Light::Green,
                 since: *since,
@@ -164,7 +169,7 @@ impl Server {
             Body::Upstream { upstream, .. } => upstream.restart().await,
             Body::Builtin { .. } => Err(Error::invalid(format!(
                 "{} is a built-in: it has no server to restart",
-                self.id
+                self.id()
             ))),
         }
     }

@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use oubliette_protocol::{
-    CallerId, Error, Object, Result, SessionId, Slug,
+    CallerId, CatalogId, Error, Object, Result, SessionId, Slug,
     agent::AgentDefinition,
     caller::{self, Declaration, LentTool},
     catalog::ToolDefinition,
@@ -291,19 +291,13 @@ impl World {
     }
 
     pub async fn build_agent(&self, agent: Value, catalog: &[Value]) -> Result<Arc<Context>> {
-        let definition = AgentDefinition::parse(&agent.to_string()).unwrap();
-        let catalog: Vec<_> = catalog
-            .iter()
-            .map(|tool| Arc::new(definition_of(tool.clone())))
-            .collect();
-        let mut known: HashSet<_> = catalog.iter().map(|tool| tool.id().clone()).collect();
-        known.insert("other".parse().unwrap());
+        let (definition, catalog, known) = definitions(&agent, catalog);
         let spec = BuildSpec {
             session_id: self.session.clone(),
             agent: "writer".parse().unwrap(),
-            definition: definition.into(),
+            definition,
             catalog,
-            known: known.into(),
+            known,
             workspace: self.workspace(),
             sandbox: self.sandbox.clone(),
             host: Arc::new(Host::new(program())),
@@ -314,6 +308,14 @@ impl World {
             proxy_socket: None,
         };
         soon("the build", Context::build(spec)).await
+    }
+
+    /// Edits the agent or its catalog while it runs; returns when its servers have followed.
+    pub async fn edit(&self, context: &Arc<Context>, tools: Value, catalog: &[Value]) -> Result<()> {
+        let (definition, catalog, known) =
+            definitions(&json!({"name":"W","prompt":"p","tools":tools}), catalog);
+        soon("the edit", context.apply(definition, &catalog, known)?).await;
+        Ok(())
     }
 
     /// Builds and opens the plane to it.
@@ -368,6 +370,23 @@ impl World {
             .map(|tool| tool.name)
             .collect()
     }
+}
+
+type Definitions = (
+    Arc<AgentDefinition>,
+    Vec<Arc<ToolDefinition>>,
+    Arc<HashSet<CatalogId>>,
+);
+
+fn definitions(agent: &Value, catalog: &[Value]) -> Definitions {
+    let definition = AgentDefinition::parse(&agent.to_string()).unwrap();
+    let catalog: Vec<_> = catalog
+        .iter()
+        .map(|tool| Arc::new(definition_of(tool.clone())))
+        .collect();
+    let mut known: HashSet<_> = catalog.iter().map(|tool| tool.id().clone()).collect();
+    known.insert("other".parse().unwrap());
+    (definition.into(), catalog, known.into())
 }
 
 fn policy_name(entry: &Value) -> String {
