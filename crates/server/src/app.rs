@@ -87,7 +87,7 @@ impl App {
                 host: Arc::new(Host::new(programs.client.clone())),
                 gateway,
                 proxy,
-                trust: Arc::new(config.trust.resolve(home.root())),
+                trust: Arc::new(config.trust.resolve(&home)),
                 env: Arc::new(ProcessEnvironment),
                 config: config.sessions(),
                 door: links.clone(),

@@ -1,6 +1,11 @@
 //! A small MCP server on stdio for this crate's own tests, and the inner stage of the sandbox they run it in.
 
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::disallowed_methods
+)]
 
 use rmcp::ServiceExt;
 

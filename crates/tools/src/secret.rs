@@ -51,6 +51,11 @@ impl Secrets {
         values.iter().for_each(|secret| self.hide(&secret.plain));
     }
 
+    /// Whether this very value is hidden.
+    pub fn has(&self, value: &str) -> bool {
+        self.0.read().iter().any(|secret| secret.plain == value)
+    }
+
     /// How many values are hidden.
     pub fn len(&self) -> usize {
         self.0.read().len()

@@ -51,8 +51,8 @@ pub struct TrustTable {
 }
 
 impl TrustTable {
-    /// The table with the home it must never reach.
-    pub fn resolve(self, home: &Path) -> Trust {
+    /// The table with what it must never reach: the home, and wherever else Oubliette keeps its sockets.
+    pub fn resolve(self, never: &[&Path]) -> Trust {
         let TrustTable {
             read_only,
             host_tools,
@@ -64,7 +64,7 @@ impl TrustTable {
             host_tools,
             env,
             host_network,
-            never: vec![home.to_path_buf()],
+            never: never.iter().map(|path| path.to_path_buf()).collect(),
         }
     }
 }
@@ -80,7 +80,7 @@ pub struct Trust {
     pub env: Vec<String>,
     /// Whether `network: "host"` is open.
     pub host_network: bool,
-    /// Paths that are never reached, whatever is listed: Oubliette's home.
+    /// Paths that are never reached, whatever is listed: Oubliette's home and its sockets.
     pub never: Vec<PathBuf>,
 }
 
@@ -325,6 +325,22 @@ mod tests {
             read_only: read_only.iter().map(|p| p.to_path_buf()).collect(),
             never: vec![never.to_path_buf()],
             ..Trust::default()
+        }
+    }
+
+    #[test]
+    fn sockets_outside_the_home_are_as_closed_as_the_home() {
+        let dir = tempfile::tempdir().unwrap();
+        let (home, sockets) = (dir.path().join("home"), dir.path().join("run/oubliette-1"));
+        std::fs::create_dir_all(&sockets).unwrap();
+        let table = TrustTable {
+            read_only: vec![dir.path().to_path_buf()],
+            ..TrustTable::default()
+        };
+        let trust = table.resolve(&[&home, &sockets]);
+        for path in [&sockets, &dir.path().join("run"), &sockets.join("..")] {
+            let refused = trust.check_read_only(path).unwrap_err();
+            assert_eq!(refused.code, ErrorCode::PermissionDenied);
         }
     }
 

@@ -9,6 +9,7 @@ use std::{
 };
 
 use oubliette_egress::{AuthStyle, Provider};
+use oubliette_home::Home;
 use oubliette_protocol::{CatalogId, Error, Result, agent::env_name, duration::Span};
 use oubliette_sandbox::{Level, Limits};
 use oubliette_session::{Rules, SessionConfig};
@@ -281,15 +282,15 @@ impl Config {
 }
 
 impl TrustConfig {
-    /// With the home it never reaches.
-    pub fn resolve(&self, home: &Path) -> Trust {
+    /// With the home it never reaches, nor its sockets where they lie elsewhere.
+    pub fn resolve(&self, home: &Home) -> Trust {
         let table = TrustTable {
             read_only: self.read_only.clone(),
             host_tools: self.host_tools.clone(),
             env: self.env.clone(),
             host_network: self.host_network,
         };
-        table.resolve(home)
+        table.resolve(&[home.root(), home.sockets_dir()])
     }
 }
 

@@ -128,8 +128,9 @@ impl Connection {
             }
             method::OUBLIETTE_TOOLS => {
                 let OwnToolsParams { api_key } = read(params)?;
-                plane.hide(&api_key);
                 let rows = plane.list_own(&api_key).await?;
+                // It is good, so it is worth hiding.
+                plane.hide(&api_key);
                 let tools: Vec<_> = rows
                     .into_iter()
                     .filter(|row| row.allowed)
@@ -143,7 +144,10 @@ impl Connection {
                     arguments,
                     api_key,
                 } = read(params)?;
-                plane.hide(&api_key);
+                // Good keys are hidden before the call is recorded; a bad one is none, and is refused below.
+                if !plane.hides(&api_key) && app.auth.token(&api_key).await.is_ok() {
+                    plane.hide(&api_key);
+                }
                 let origin = Origin::Inside {
                     api_key: Some(api_key),
                 };

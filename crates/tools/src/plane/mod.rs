@@ -106,13 +106,19 @@ impl Plane {
         self.context.load_full()
     }
 
-    /// A value that debugger events and error texts must never show, like the agent's key. Keys that only
-    /// claim to be one come from inside, as many as an agent likes: past a bound they are not remembered.
+    /// A value that debugger events and error texts must never show, like the agent's key. A key that comes
+    /// from inside is to be checked first: there is room for a number of them, not for whatever claims to be
+    /// one.
     pub fn hide(&self, secret: &str) {
         const MOST: usize = 64;
         if self.secrets.len() < MOST {
             self.secrets.hide(secret);
         }
+    }
+
+    /// Whether this value is hidden already.
+    pub fn hides(&self, secret: &str) -> bool {
+        self.secrets.has(secret)
     }
 
     /// Calls a tool; whatever its source, the result is in MCP's shape.
