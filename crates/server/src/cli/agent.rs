@@ -83,7 +83,7 @@ async fn act(command: Agent, context: &Context, client: &Client) -> Result<()> {
     match command {
         Agent::List { limit } => {
             let list = client.list("agent_list", "agents", json!({}), limit).await?;
-            output.result(&list, |list| shown_list(list));
+            output.result(&list, shown_list);
         }
         Agent::Get { slug } => {
             let agent = client.call("agent_get", json!({ "slug": slug })).await?;

@@ -100,9 +100,9 @@ pub fn clean(text: &str) -> Cow<'_, str> {
 pub fn fold(text: &str, most: usize) -> String {
     let text = clean(text);
     let words = text.split_whitespace().enumerate();
-    let letters = words.flat_map(|(n, word)| (n > 0).then_some(' ').into_iter().chain(word.chars()));
+    let mut letters = words.flat_map(|(n, word)| (n > 0).then_some(' ').into_iter().chain(word.chars()));
     let mut line: String = letters.clone().take(most).collect();
-    if letters.skip(most).next().is_some() {
+    if letters.nth(most).is_some() {
         line.pop();
         line.truncate(line.trim_end().len());
         line.push('…');
