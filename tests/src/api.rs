@@ -55,7 +55,13 @@ impl Api {
     /// Calls a tool; a refusal is its own result.
     pub async fn try_call(&self, tool: &str, arguments: &Value) -> Result<Result<Value, ToolError>> {
         let url = format!("{}/api/tools/{tool}", self.url);
-        let answer = self.http.post(url).bearer_auth(&self.token).json(arguments).send().await?;
+        let answer = self
+            .http
+            .post(url)
+            .bearer_auth(&self.token)
+            .json(arguments)
+            .send()
+            .await?;
         let good = answer.status().is_success();
         let body: Value = answer.json().await?;
         Ok(match good {
@@ -85,13 +91,16 @@ impl Api {
     /// A project that may have this many sessions.
     pub async fn project(&self, max_sessions: u64) -> Result<String> {
         let limits = json!({ "max_sessions": max_sessions });
-        let made = self.call("project_create", json!({ "name": "test", "limits": limits })).await?;
+        let made = self
+            .call("project_create", json!({ "name": "test", "limits": limits }))
+            .await?;
         text(&made, "project_id")
     }
 
     /// An agent that follows a script.
     pub async fn scripted(&self, slug: &str, turns: Value) -> Result<()> {
-        let definition = json!({ "name": slug, "prompt": "Follow the script.", "model": "script:script.json" });
+        let definition =
+            json!({ "name": slug, "prompt": "Follow the script.", "model": "script:script.json" });
         let files = json!({ "script.json": json!({ "turns": turns }).to_string() });
         let put = json!({ "slug": slug, "definition": definition, "files": files });
         self.call("agent_put", put).await.map(drop)
@@ -101,7 +110,9 @@ impl Api {
     pub async fn log(&self, session: &str) -> Result<Vec<Value>> {
         let mut log: Vec<Value> = Vec::new();
         loop {
-            let since = log.last().map_or(-1, |event| event["index"].as_i64().unwrap_or(-1));
+            let since = log
+                .last()
+                .map_or(-1, |event| event["index"].as_i64().unwrap_or(-1));
             let page = json!({ "session_id": session, "since_index": since, "max_events": 1000 });
             let page = self.call("session_events", page).await?;
             match page["events"].as_array().map(Vec::as_slice) {
@@ -114,20 +125,30 @@ impl Api {
     /// A session's stream; with `caller` it says that this caller is there.
     pub async fn events(&self, session: &str, caller: Option<&str>, since: i64) -> Result<Events> {
         let caller = caller.map(|id| format!("&caller_id={id}")).unwrap_or_default();
-        let url = format!("{}/api/sessions/{session}/events?since_index={since}{caller}", self.url);
+        let url = format!(
+            "{}/api/sessions/{session}/events?since_index={since}{caller}",
+            self.url
+        );
         let answer = self.http.get(url).bearer_auth(&self.token).send().await?;
         Ok(Events::new(answer.error_for_status()?))
     }
 
     /// The server's metrics.
     pub async fn metrics(&self) -> Result<String> {
-        let answer = self.http.get(format!("{}/metrics", self.url)).bearer_auth(&self.token).send().await?;
+        let answer = self
+            .http
+            .get(format!("{}/metrics", self.url))
+            .bearer_auth(&self.token)
+            .send()
+            .await?;
         Ok(answer.error_for_status()?.text().await?)
     }
 }
 
 /// A field that must be text.
 pub fn text(value: &Value, field: &str) -> Result<String> {
-    let found = value[field].as_str().with_context(|| format!("no {field} in {value}"));
+    let found = value[field]
+        .as_str()
+        .with_context(|| format!("no {field} in {value}"));
     found.map(str::to_owned)
 }

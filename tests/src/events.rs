@@ -17,11 +17,15 @@ impl Events {
         let frames = SseStream::from_bytes_stream(answer.bytes_stream());
         let events = frames.filter_map(|frame| async move {
             match frame {
-                Ok(frame) => frame.data.map(|data| serde_json::from_str(&data).context("an event is JSON")),
+                Ok(frame) => frame
+                    .data
+                    .map(|data| serde_json::from_str(&data).context("an event is JSON")),
                 Err(why) => Some(Err(anyhow::anyhow!("the stream broke: {why}"))),
             }
         });
-        Self { stream: events.boxed() }
+        Self {
+            stream: events.boxed(),
+        }
     }
 
     /// The next event; `None` when the stream ended.

@@ -53,7 +53,9 @@ where
 
 /// The seed of a random run: `OUBLIETTE_SEED`, or a new one. Printed, so that a failure can be had again.
 pub fn seed() -> u64 {
-    let given = std::env::var("OUBLIETTE_SEED").ok().and_then(|text| text.parse().ok());
+    let given = std::env::var("OUBLIETTE_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok());
     let seed = given.unwrap_or_else(|| {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         now.map_or(0, |since| since.subsec_nanos().into())

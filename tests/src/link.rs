@@ -37,7 +37,11 @@ impl Link {
                 });
             }
         });
-        Ok(Self { address, cuts, accepting })
+        Ok(Self {
+            address,
+            cuts,
+            accepting,
+        })
     }
 
     /// Its address.

@@ -21,7 +21,10 @@ pub fn programs() -> Result<PathBuf> {
         return Ok(dir.into());
     }
     let own = std::env::current_exe()?;
-    let dir = own.parent().and_then(Path::parent).context("a program lies in a directory")?;
+    let dir = own
+        .parent()
+        .and_then(Path::parent)
+        .context("a program lies in a directory")?;
     for name in ["oubliette", "oubliette-client", "oubliette-agent"] {
         ensure!(
             dir.join(name).exists(),
@@ -63,7 +66,10 @@ impl Server {
 
     /// Starts the process; returns when it is ready.
     pub async fn run(&mut self) -> Result<()> {
-        let log = fs::File::options().create(true).append(true).open(self.log_path())?;
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())?;
         let child = Command::new(self.programs.join("oubliette"))
             .arg("--home")
             .arg(self.home())
@@ -100,7 +106,11 @@ impl Server {
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         kill_process(pid.context("the server runs")?, Signal::TERM)?;
         let status = within("the server to stop", child.wait()).await??;
-        ensure!(status.success(), "the server exited with {status}: {}", self.log());
+        ensure!(
+            status.success(),
+            "the server exited with {status}: {}",
+            self.log()
+        );
         Ok(())
     }
 
@@ -167,7 +177,11 @@ impl Server {
 
     /// Its resident memory, in bytes.
     pub fn resident(&self) -> Result<u64> {
-        let pid = self.child.as_ref().and_then(Child::id).context("the server runs")?;
+        let pid = self
+            .child
+            .as_ref()
+            .and_then(Child::id)
+            .context("the server runs")?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib: u64 = line.context("VmRSS")?.trim().trim_end_matches(" kB").parse()?;
