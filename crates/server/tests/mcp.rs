@@ -24,6 +24,12 @@ async fn every_revision_lists_and_calls_tools() {
         let tools = client.ask("tools/list", json!({})).await;
         let tools = tools["result"]["tools"].as_array().unwrap();
         let list = tools.iter().find(|t| t["name"] == "project_list").unwrap();
+        assert!(
+            tools
+                .iter()
+                .all(|t| !t["name"].as_str().unwrap().starts_with("test_")),
+            "fixtures are served to whoever asks for them only"
+        );
         assert_eq!(
             (&list["inputSchema"]["type"], &list["annotations"]["readOnlyHint"]),
             (&json!("object"), &json!(true))
@@ -40,7 +46,12 @@ async fn every_revision_lists_and_calls_tools() {
             .await;
         assert_eq!(unknown["error"]["code"], -32602, "{}: {unknown}", client.version);
         let prompts = client.ask("prompts/list", json!({})).await;
-        assert_eq!(prompts["result"]["prompts"], json!([]), "{}: {prompts}", client.version);
+        assert_eq!(
+            prompts["result"]["prompts"],
+            json!([]),
+            "{}: {prompts}",
+            client.version
+        );
         let prompt = client.ask("prompts/get", json!({ "name": "nothing" })).await;
         assert_eq!(prompt["error"]["code"], -32602, "{}: {prompt}", client.version);
         let level = client.ask("logging/setLevel", json!({ "level": "error" })).await;
@@ -239,12 +250,19 @@ async fn a_client_that_does_not_read_holds_nobody_up() {
     for _ in 0..50 {
         assert!(client.ask("tools/list", json!({})).await["result"].is_object());
     }
-    let mut stream = stream;
+    // A connection that took nothing for long may have been given up; then the client comes back, as
+    // clients do, and has lost nothing.
+    let (mut stream, mut last) = (stream, None);
     for index in 0..500 {
-        assert_eq!(
-            stream.next().await.unwrap().data["params"]["data"]["index"],
-            index
-        );
+        let frame = match stream.next().await {
+            Some(frame) => frame,
+            None => {
+                stream = client.listen(last.as_deref()).await;
+                stream.next().await.unwrap()
+            }
+        };
+        assert_eq!(frame.data["params"]["data"]["index"], index);
+        last = frame.id;
     }
     server.stop().await;
 }
@@ -293,6 +311,29 @@ async fn idle_sessions_are_forgotten_and_listening_ones_are_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_id_completes_for_whoever_sees_the_session() {
+    let server = Server::start().await;
+    let (mine, other) = (server.project("mine").await, server.project("other").await);
+    let session = server.session(&mine, None).await;
+    server.session(&other, None).await;
+    let client = Mcp::modern(&server, &server.token(Scope::Read, Some(&mine)).await);
+    let template = "oubliette://sessions/{session_id}/events";
+    for (uri, value, found) in [
+        (template, "gogol_", json!([session])),
+        (template, "nothing", json!([])),
+        ("test://{session_id}", "", json!([])),
+    ] {
+        let asked = json!({ "ref": { "type": "ref/resource", "uri": uri }, "argument": { "name": "session_id", "value": value } });
+        let answer = client.ask("completion/complete", asked).await;
+        assert_eq!(
+            answer["result"]["completion"]["values"], found,
+            "{uri} {value}: {answer}"
+        );
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stateless_clients_discover_read_and_poll() {
     let server = Server::start().await;
     let project = server.project("p").await;
@@ -328,6 +369,14 @@ async fn stateless_clients_discover_read_and_poll() {
         (2, &json!(1))
     );
     assert!(read["result"]["ttlMs"].is_number(), "{read}");
+    let lost = client
+        .ask("resources/read", json!({ "uri": "test://nowhere" }))
+        .await;
+    assert_eq!(
+        (&lost["error"]["code"], &lost["error"]["data"]["uri"]),
+        (&json!(-32602), &json!("test://nowhere")),
+        "{lost}"
+    );
     let polled = client
         .call(
             "session_events",
@@ -388,6 +437,13 @@ async fn a_subscription_signals_that_a_log_went_on() {
         (&signal["method"], &signal["params"]["uri"]),
         (&json!("notifications/resources/updated"), &json!(uri))
     );
+    drop(stream);
+    // What came while it began to listen is not lost: a log that holds something is signalled at once.
+    let params = json!({ "notifications": { "resourceSubscriptions": [uri] } });
+    let mut stream = Events::new(client.send("subscriptions/listen", params).await);
+    stream.next().await.unwrap();
+    let signal = stream.next().await.unwrap().data;
+    assert_eq!(signal["method"], "notifications/resources/updated", "{signal}");
     drop(stream);
     // The same for a stateful client, on its GET stream.
     let legacy = Mcp::legacy(&server, &server.admin, "2025-06-18").await;

@@ -193,8 +193,8 @@ impl Events {
                     });
                 }
             }
-            let chunk = tokio::time::timeout(std::time::Duration::from_secs(20), self.response.chunk());
-            let chunk = chunk.await.expect("an event within 20 s").ok()??;
+            let chunk = tokio::time::timeout(std::time::Duration::from_secs(60), self.response.chunk());
+            let chunk = chunk.await.expect("an event within a minute").ok()??;
             self.buffer
                 .push_str(&String::from_utf8_lossy(&chunk).replace("\r\n", "\n"));
         }
