@@ -1,25 +1,18 @@
 // The console in a real browser against the real server. The same run makes the screenshots README shows.
 import assert from "node:assert/strict";
-import { existsSync, mkdirSync, readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { chromium } from "playwright-core";
-import { DEADLINE, HERE, ROOT, Server } from "./harness.mjs";
+import { Bench, MODULES, NODE, id, shot } from "./console-browser.mjs";
+import { ROOT } from "./harness.mjs";
 
-const FLAGS = [
-  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-  "--disable-component-update", "--disable-sync",
-];
-const SHOTS = process.env.OUBLIETTE_SCREENSHOTS;
-const MODULES = join(HERE, "node_modules");
 const EVERYTHING = join(MODULES, "@modelcontextprotocol/server-everything/dist/index.js");
-const NODE = join(MODULES, "node/bin/node");
 
-let server, admin, project, browser;
+let bench, server, admin, project;
 before(async () => {
-  server = await Server.start({ config: `[trust]\nread_only = ["${MODULES}"]\n[switch]\ndrain_timeout = "3s"\n` });
-  admin = server.token("admin");
+  bench = await Bench.start('[switch]\ndrain_timeout = "3s"\n');
+  ({ server, admin } = bench);
   project = (await server.api("project_create", admin, { name: "Demo" })).project_id;
   await server.api("catalog_put", admin, {
     id: "everything",
@@ -41,60 +34,16 @@ before(async () => {
     { call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "50"] } } },
   ]], { name: "Sleeper", tools: { use: ["shell"] } });
   await server.putAgent("asker", admin, [[{ call: { tool: "myapp_ask", arguments: { question: "ready?" } } }, { say: "Thanks." }]], { name: "Asker" });
-  await server.putAgent("evil", admin, [[
-    { say: "<img src=x onerror=\"window.ran=1\"> [click](javascript:window.ran=1) <script>window.ran=1</script>" },
-    { call: { tool: "<script>window.ran=1</script>", arguments: { x: "<img src=x onerror=window.ran=1>" } } },
-  ]], { name: "<b>Evil</b>" });
-  browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
 });
-after(async () => {
-  await browser?.close();
-  await server?.close();
-});
+after(() => bench?.close());
 
-const id = (name) => `[data-testid="${name}"]`;
-
-async function page(t, options = {}) {
-  const context = await browser.newContext({ viewport: { width: 1400, height: 900 }, ...options });
-  context.setDefaultTimeout(DEADLINE);
-  const opened = await context.newPage();
-  const outside = [];
-  const errors = [];
-  opened.on("request", (r) => r.url().startsWith(server.url) || outside.push(r.url()));
-  opened.on("pageerror", (e) => errors.push(String(e)));
-  opened.on("console", (m) => m.type() === "error" && /Content Security|violat/i.test(m.text()) && errors.push(m.text()));
-  t.after(async () => {
-    assert.deepEqual(outside.filter((u) => !u.startsWith("data:") && !u.startsWith("blob:")), [], "no outside request");
-    assert.deepEqual(errors, [], "no script error");
-    await context.close();
-  });
-  return opened;
-}
-
-async function loggedIn(t, token = admin, options) {
-  const p = await page(t, options);
-  await p.goto(server.url);
-  await p.fill(id("login-token"), token);
-  await p.click(id("login-submit"));
+const page = (t) => bench.page(t);
+const start = (p, agent, message) => bench.start(p, agent, message);
+const loggedIn = async (t, token = admin, options = {}) => {
+  const p = await bench.loggedIn(t, { token, ...options });
   await p.waitForSelector(id("session-list"));
   return p;
-}
-
-async function start(p, agent, message = "go") {
-  await p.click(id("new-session"));
-  await p.waitForSelector(`${id("agent-picker")} option[value="${agent}"]`, { state: "attached" });
-  await p.selectOption(id("agent-picker"), agent);
-  await p.fill(id("composer"), message);
-  await p.click(id("send"));
-  await p.waitForSelector(`main[data-session]`);
-  return p.getAttribute("main[data-session]", "data-session");
-}
-
-async function shot(p, name) {
-  if (!SHOTS) return;
-  mkdirSync(SHOTS, { recursive: true });
-  await p.screenshot({ path: join(SHOTS, `${name}.png`) });
-}
+};
 
 test("a wrong token is refused, a right one opens the console, and no script can read it", async (t) => {
   const p = await page(t);
@@ -102,7 +51,6 @@ test("a wrong token is refused, a right one opens the console, and no script can
   await p.fill(id("login-token"), "oub_wrong");
   await p.click(id("login-submit"));
   await p.waitForSelector("[role=alert]");
-  await shot(p, "login");
   await p.fill(id("login-token"), admin);
   await p.click(id("login-submit"));
   await p.waitForSelector(id("session-list"));
@@ -123,7 +71,6 @@ test("a session streams, its tools and a blocked call are shown", async (t) => {
   await p.waitForSelector(`${id("debugger")} ${id("debugger-row")}[data-kind="tool_blocked"]`);
   await p.waitForSelector(`${id("debugger-row")}[data-kind="tool_call"]`);
   await p.click(`${id("timeline")} > [data-type="tool_call"] summary >> nth=0`);
-  await shot(p, "session");
   assert.ok(await p.locator(`${id("session-list")} [data-session="${session}"]`).count() === 1);
 });
 
@@ -175,7 +122,6 @@ test("agents are switched while a call is in flight, step by step", async (t) =>
   await p.selectOption(id("agent-picker"), "writer");
   await p.waitForSelector(`${id("switch-state")} [data-kind="drain_started"]`);
   await p.waitForSelector(id("drain-countdown"));
-  await shot(p, "switching");
   await p.waitForSelector(`${id("switch-state")} [data-kind="drain_timeout"]`);
   await p.waitForSelector(`${id("switch-state")} [data-kind="build_finished"]`);
   await p.locator(id("toast"), { hasText: "writer" }).waitFor();
@@ -205,7 +151,6 @@ test("an edited allow-list takes effect", async (t) => {
   await other.locator(id("allowed")).blur();
   await other.click(id("save-agent"));
   await other.locator(id("toast"), { hasText: "Saved" }).waitFor();
-  await shot(other, "agents");
   await p.waitForSelector(`${id("tool-row")}[data-canonical="@everything/get-sum"][data-allowed="true"]`);
   const called = await server.api("tool_call", admin, { session_id: session, tool: "@everything/get-sum", arguments: { a: 1, b: 2 } });
   assert.equal(called.isError, false);
@@ -219,15 +164,6 @@ test("a broken definition shows its error beside the form", async (t) => {
   await text.fill(JSON.stringify({ name: "x", prompt: "y", tools: { use: ["Nope"] } }));
   await p.click(id("save-agent"));
   await p.locator(id("definition-error"), { hasText: "tools.use[0]" }).waitFor();
-});
-
-test("nothing an agent says or names can run", async (t) => {
-  const p = await loggedIn(t);
-  await start(p, "evil");
-  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
-  await p.click(id("debugger-toggle"));
-  assert.equal(await p.evaluate(() => window.ran), undefined);
-  assert.equal(await p.locator(`${id("timeline")} img, ${id("timeline")} script`).count(), 0);
 });
 
 test("the page survives a restart of the server and loses nothing", async (t) => {
@@ -258,17 +194,46 @@ test("a login that ends leads back and keeps the draft", async (t) => {
   assert.equal(await p.inputValue(id("composer")), "precious words");
 });
 
+test("a login that ends under an edited definition keeps the edit", async (t) => {
+  const made = await server.api("token_create", admin, { name: "short admin", scope: "admin" });
+  const p = await bench.loggedIn(t, { token: made.token, at: "agents/sleeper" });
+  await p.getByLabel("Description").fill("half an idea");
+  await server.api("token_revoke", admin, { token_id: made.token_id });
+  await p.click(id("save-agent"));
+  await p.waitForSelector(id("login-token"));
+  await p.fill(id("login-token"), admin);
+  await p.click(id("login-submit"));
+  await p.waitForSelector(id("save-agent"));
+  assert.equal(await p.getByLabel("Description").inputValue(), "half an idea");
+  await p.click(id("save-agent"));
+  await p.locator(id("toast"), { hasText: "Saved sleeper" }).waitFor();
+});
+
+test("a token that may only read is offered nothing else", async (t) => {
+  const p = await loggedIn(t, server.token("read"));
+  assert.ok(await p.locator(id("composer")).isDisabled());
+  await bench.open(p, "admin");
+  await p.getByText("For admins").waitFor();
+  await bench.open(p, "agents/writer");
+  await p.getByText("needs an admin token").waitFor();
+  assert.ok(await p.locator(id("save-agent")).isDisabled());
+});
+
 test("admin, catalog, projects and figures open", async (t) => {
   const p = await loggedIn(t);
   for (const [name, text] of [["catalog", "everything"], ["projects", "Demo"], ["admin", "Audit log"], ["figures", "Calls a second"]]) {
     await p.goto(`${server.url}/#/${name}`);
     await p.getByText(text).first().waitFor();
-    await shot(p, name);
   }
   await p.goto(`${server.url}/#/admin`);
   await p.getByLabel("Token name").fill("made here");
   await p.getByRole("button", { name: "Create" }).click();
   await p.locator(id("token-made")).getByText(/^oub_/).waitFor();
+  await p.locator(`${id("doctor")} [data-check="sandbox"]`).waitFor();
+  await p.locator(`${id("audit")} [data-action="project_create"]`).first().waitFor();
+  await p.getByLabel("Only this action").fill("token_create");
+  await p.getByLabel("Only this action").press("Enter");
+  await p.waitForFunction(() => [...document.querySelectorAll("[data-testid=audit] tbody tr")].every((r) => r.dataset.action === "token_create"));
 });
 
 test("it fits a telephone and a wall, in light and dark", async (t) => {
@@ -278,22 +243,57 @@ test("it fits a telephone and a wall, in light and dark", async (t) => {
     await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
     const wide = await p.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
     assert.ok(wide <= 1, `${width}: the page scrolls sideways by ${wide} px`);
-    await shot(p, `${width}-${colorScheme}`);
+    await p.click(id("debugger-toggle"));
+    const drawer = await p.locator(id("debugger")).boundingBox();
+    assert.ok(drawer.y + drawer.height <= height + 1 && drawer.height > 100, `${width}: the debugger is in sight`);
+    for (const path of ["agents/writer", "catalog/everything", "projects", "admin", "figures"]) {
+      await bench.open(p, path);
+      await p.locator("main.page").waitFor();
+      const over = await p.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+      assert.ok(over <= 1, `${width} ${path}: the page scrolls sideways by ${over} px`);
+    }
   }
 });
 
-test("axe finds nothing serious", async (t) => {
+test("axe finds nothing serious, in light and in dark", async (t) => {
   const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-  const p = await loggedIn(t, admin, { bypassCSP: true });
-  await start(p, "writer");
-  await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
-  for (const path of [null, "agents/writer", "catalog", "projects", "admin", "figures"]) {
-    if (path) await p.goto(`${server.url}/#/${path}`);
-    await p.waitForLoadState("networkidle").catch(() => {});
-    await p.evaluate(axe);
-    const { violations } = await p.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
-    const serious = violations.filter((v) => ["serious", "critical"].includes(v.impact));
-    assert.deepEqual(serious.map((v) => `${path}: ${v.id} ${v.nodes[0]?.html}`), []);
+  for (const colorScheme of ["light", "dark"]) {
+    const p = await loggedIn(t, admin, { bypassCSP: true, colorScheme, permissions: ["clipboard-read", "clipboard-write"] });
+    const look = async (where) => {
+      await p.evaluate(axe);
+      const { violations } = await p.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+      const serious = violations.filter((v) => ["serious", "critical"].includes(v.impact));
+      assert.deepEqual(serious.map((v) => `${colorScheme} ${where}: ${v.id} ${v.nodes[0]?.html}`), []);
+    };
+    await look("new session");
+    await start(p, "writer");
+    await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
+    for (const summary of await p.locator(`${id("timeline")} summary`).all()) await summary.click();
+    const tool = p.locator(`${id("tool-row")}[data-tool="say"]`);
+    await tool.locator("summary").first().click();
+    await tool.getByText("Try it").click();
+    await p.click(id("debugger-toggle"));
+    await p.locator(`${id("debugger-row")}[data-kind="tool_call"] button`).first().click();
+    await look("session, tool and debugger open");
+    await p.getByRole("button", { name: "Files", exact: true }).click();
+    await p.getByText("Download all").waitFor();
+    await look("files");
+    for (const [path, text] of [["agents/writer", "Rules by tool"], ["catalog/everything", "Arguments"], ["catalog/shell", "Allowed commands"], ["admin", "everything needed works"], ["figures", "Busiest"]]) {
+      await bench.open(p, path);
+      await p.getByText(text).first().waitFor();
+      await look(path);
+    }
+    await bench.open(p, "projects");
+    await p.locator("details summary").first().click();
+    await p.getByText("New workspace").waitFor();
+    await look("projects");
+    await bench.open(p, "agents/writer");
+    await p.getByRole("button", { name: "As text" }).click();
+    await p.getByLabel("agent.json").waitFor();
+    await look("agent as text");
+    await p.getByRole("button", { name: "Log out" }).click();
+    await p.waitForSelector(id("login-token"));
+    await look("login");
   }
 });
 
