@@ -13,7 +13,6 @@ use std::{
 
 use oubliette_home::Home;
 use oubliette_protocol::{Error, Result};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -62,19 +61,6 @@ impl Running {
             false => self.address.ip().to_string(),
         };
         format!("{scheme}://{host}:{}", self.address.port())
-    }
-
-    /// Serves until SIGTERM or SIGINT.
-    pub async fn until_signalled(self) -> Result<()> {
-        let mut terminate = signal(SignalKind::terminate()).map_err(Error::internal)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::internal)?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping: finishing what is in flight");
-        self.stop().await;
-        Ok(())
     }
 
     /// Finishes what is in flight and lets go of the home.

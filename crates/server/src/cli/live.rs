@@ -9,7 +9,10 @@ use std::{
 
 use serde_json::Value;
 
-use super::style::{Paint, clean, fold, width};
+use super::{
+    output::field,
+    style::{Paint, clean, fold, width},
+};
 
 /// How much of a turn is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,13 +154,13 @@ impl Live {
             "tool_result" if all => self.tool_result(event),
             "plan" if all => self.plan(event),
             "caller_tool_request" if all => {
+                let (caller, tool) = (field(event, "caller_id"), field(event, "tool"));
                 let said = format!(
-                    "▸ {} asks its caller {} {}",
-                    event["caller_id"],
-                    event["tool"],
+                    "· waiting for {caller} to run {tool} {}",
                     arguments(&event["arguments"])
                 );
-                self.line(&self.paint.dim(&fold(&said, width())));
+                let said = self.paint.dim(&fold(&said, width()));
+                self.line(&said);
             }
             "status" => self.status(event, all),
             "turn_completed" | "error" => self.end_line(),

@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 
 use oubliette_protocol::{Error, Result};
 use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Context, address, client, output::Output};
 use crate::{
     config::{self, Config},
     doors::mcp::fixtures,
-    lifecycle::{self, Serve},
+    lifecycle::{self, Running, Serve},
     logging,
 };
 
@@ -73,6 +74,7 @@ pub async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: Context)
             fixtures::VARIABLE
         )));
     }
+    let stop = Stop::listen()?;
     refuse_second(&context).await?;
     let mut settings = settings(&args, &context)?;
     settings.config.test_fixtures = test_fixtures;
@@ -87,7 +89,35 @@ pub async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: Context)
             .output
             .result(&shape, |_| format!("Oubliette is serving {url}/")),
     }
-    let done = running.until_signalled().await;
-    address::withdraw(&context.home);
-    done
+    stop.serve(running).await;
+    Ok(())
+}
+
+/// SIGTERM and SIGINT, heard from before the server is up: whoever sees it ready may already stop it.
+pub struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    /// From now on they are ours.
+    pub fn listen() -> Result<Self> {
+        let hear = |kind| signal(kind).map_err(Error::internal);
+        Ok(Self {
+            terminate: hear(SignalKind::terminate())?,
+            interrupt: hear(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Serves until one comes, then finishes what is in flight.
+    pub async fn serve(mut self, running: Running) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+        tracing::info!("stopping: finishing what is in flight");
+        let home = running.app.home.clone();
+        running.stop().await;
+        address::withdraw(&home);
+    }
 }

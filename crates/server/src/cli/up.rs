@@ -8,6 +8,7 @@ use crate::{app::App, doors::net, first_run, lifecycle};
 
 /// Serves until it is told to stop.
 pub async fn run(args: serve::Args, context: Context) -> Result<()> {
+    let stop = serve::Stop::listen()?;
     serve::refuse_second(&context).await?;
     first_run::prepare(&context.home)?;
     let settings = serve::settings(&args, &context)?;
@@ -40,9 +41,8 @@ pub async fn run(args: serve::Args, context: Context) -> Result<()> {
              Try it in another terminal:  oubliette{flag} run --agent demo \"Show me around\"\n"
         )
     });
-    let done = running.until_signalled().await;
-    address::withdraw(&context.home);
-    done
+    stop.serve(running).await;
+    Ok(())
 }
 
 /// Fills a new home before anybody can ask it for something. Whether the port can be had is seen first:
