@@ -229,6 +229,25 @@ def test_after_kill_9_everything_acknowledged_is_there_and_the_session_resumes()
         assert again["turn"] == 2 and again["text"] == "resumed"
 
 
+def test_messages_that_were_accepted_run_after_kill_9():
+    with running() as server:
+        admin = server.token("admin")
+        project = server.api("project_create", admin, name="p")["project_id"]
+        server.put_agent("long", admin, [[{"say": "working"}, {"sleep_ms": 600_000}], [{"say": "two"}], [{"say": "three"}]])
+        id = server.api("session_message", admin, message="a", project_id=project, agent="long")["session_id"]
+        with server.events(id, admin) as events:
+            events.until("delta")
+        for turn, message in ((2, "b"), (3, "c")):
+            assert server.api("session_message", admin, message=message, session_id=id)["turn"] == turn
+        server.kill()
+        server.start()
+        with server.events(id, admin) as events:
+            events.until("turn_completed", turn=3)
+            told = [e["text"] for e in events.seen if e["type"] == "message"]
+        assert [text for text in told if text in "abc"] == ["a", "b", "c"]
+        assert told[-1] == "three", "in order, and the one that was cut short is not run again"
+
+
 # -- children ----------------------------------------------------------------------------------------
 
 

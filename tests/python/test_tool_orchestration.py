@@ -411,3 +411,40 @@ def test_a_changed_tool_json_rebuilds_just_that_server(server, admin, project):
         events.until("tool_server_ready", server="fresh")
         assert not [e for e in events.seen if e.get("server") == "notes"]
     assert "CHANGED" in json.dumps(gate(server, admin, session, "@fresh/environment"))
+
+
+# -- Edits while a session runs ----------------------------------------------------------------------
+
+
+def since_of(server, admin, session_id, name="notes"):
+    return [r["since"] for r in server.api("tool_list", admin, session_id=session_id)["servers"] if r["id"] == name]
+
+
+def test_an_edited_allow_list_takes_effect_in_a_running_session(server, admin, project):
+    session = start(server, admin, project, "edited", tools={"use": ["notes", "reader"], "allowed": ["@notes/add"]})
+    with pytest.raises(ToolFailed, match="not_allowed"):
+        gate(server, admin, session, "@notes/environment")
+    since = since_of(server, admin, session)
+    server.put_agent("edited", admin, [[{"say": "ready"}]], tools={"use": ["notes", "reader"], "allowed": ["@notes/environment"]})
+    wait_until(lambda: tool(server, admin, session, "@notes/environment")["allowed"], "the edit in the running session")
+    assert not tool(server, admin, session, "@notes/add")["allowed"]
+    assert not gate(server, admin, session, "@notes/environment")["isError"]
+    with pytest.raises(ToolFailed, match="not_allowed"):
+        gate(server, admin, session, "@notes/add", text="x")
+    assert since_of(server, admin, session) == since, "an edit of the rules touches no server"
+    assert "teardown_started" not in kinds_of(debug(server, admin, session))
+
+
+def test_an_edited_use_starts_and_stops_only_what_it_names(server, admin, project):
+    session = start(server, admin, project, "user", tools={"use": ["notes", "files"]})
+    since = since_of(server, admin, session)
+    path = server.home / "agents" / "user" / "agent.json"
+    definition = json.loads(path.read_text())
+    definition["tools"] = {"use": ["notes", "everything"]}
+    path.write_text(json.dumps(definition))
+    ids = lambda: [r["id"] for r in server.api("tool_list", admin, session_id=session)["servers"] if r["status"] == "green"]
+    wait_until(lambda: ids() == ["notes", "everything"], "the new server beside the old one")
+    assert since_of(server, admin, session) == since
+    stopped = debug(server, admin, session, "tool_server_stopped")
+    assert [e["server"] for e in stopped] == ["files"]
+    assert not gate(server, admin, session, "@everything/echo", message="hi")["isError"]
