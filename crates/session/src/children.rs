@@ -1,11 +1,14 @@
 //! Sessions that sessions start: in the parent's project, by its agent or one it names, within its
 //! limits, and never longer than it.
 
+use std::collections::HashSet;
+
 use oubliette_protocol::{Error, Principal, Result, SessionId, Slug, event::Status};
 use oubliette_store::{ProjectRow, SessionRow};
 
 use crate::{
     Sessions,
+    events::MAX_EVENTS,
     live::Command,
     request::{ChildEvents, EventsQuery},
 };
@@ -96,33 +99,45 @@ impl Sessions {
 
     /// Every session below one, parents before children.
     pub(crate) async fn descendants(&self, id: &SessionId) -> Result<Vec<SessionRow>> {
-        let mut found = self.deps.store.session_children(id).await?;
-        let mut next = 0;
-        while let Some(row) = found.get(next) {
-            let below = self.deps.store.session_children(&row.session_id.clone()).await?;
-            found.extend(below);
-            next += 1;
-        }
-        Ok(found)
+        let Some(top) = self.deps.store.session_get(id).await? else {
+            return Ok(Vec::new());
+        };
+        let tree = self.deps.store.session_tree(&top.root_id).await?;
+        let mut below = HashSet::from([top.session_id]);
+        // Oldest first, so that a session comes after the one that started it.
+        let under = |row: &SessionRow| {
+            let is = row
+                .parent_id
+                .as_ref()
+                .is_some_and(|parent| below.contains(parent));
+            if is {
+                below.insert(row.session_id.clone());
+            }
+            is
+        };
+        Ok(tree.into_iter().filter(under).collect())
     }
 
-    /// The logs of every session below one.
+    /// The logs of every session below one, oldest first: of each the first `max_events`, of all together no
+    /// more than one answer holds. One that had no room is there with what it had, and is read on by its own
+    /// `session_events`.
     pub(crate) async fn child_events(
         &self,
         principal: &Principal,
         query: &EventsQuery,
     ) -> Result<Vec<ChildEvents>> {
         let mut children = Vec::new();
+        let mut room = MAX_EVENTS;
         for row in self.descendants(&query.session_id).await? {
             if !principal.sees(&row.project_id) {
                 continue;
             }
-            let events = self
-                .deps
-                .store
-                .events()
-                .read(&row.session_id, -1, query.max_events)
-                .await?;
+            let most = query.max_events.min(room);
+            let events = match most {
+                0 => Vec::new(),
+                most => self.deps.store.events().read(&row.session_id, -1, most).await?,
+            };
+            room -= events.len();
             let last_index = events.last().map_or(-1, |event| event.index);
             children.push(ChildEvents {
                 session_id: row.session_id,

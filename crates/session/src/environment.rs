@@ -1,22 +1,48 @@
 //! What an agent finds in its environment: where its model and its tools are, and whatever its project,
 //! workspace and definition set.
 
+use std::net::{Ipv4Addr, TcpListener};
+
 use indexmap::IndexMap;
 use oubliette_egress::{AuthStyle, Provider};
 use oubliette_protocol::{
-    Result,
-    agent::Runtime,
+    Error, Result,
+    agent::{Network, Runtime},
     relay::{KEY_ENV, SOCKET_ENV, SOCKET_PATH},
 };
+use oubliette_sandbox::Level;
 use oubliette_tools::Secrets;
 use serde_json::json;
 
 use crate::{blueprint::Blueprint, ports::Deps};
 
-/// Where the model forwarder listens inside.
-pub(crate) const MODEL_PORT: u16 = 19999;
-/// Where the proxy listens inside.
-pub(crate) const PROXY_PORT: u16 = 19998;
+/// Where the model forwarder and the proxy listen inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ports {
+    pub(crate) model: u16,
+    pub(crate) proxy: u16,
+}
+
+impl Ports {
+    /// In a network of its own a sandbox has the ports everyone knows. On the host's it shares them with
+    /// every other sandbox and the rest of the machine, and takes two that are free now.
+    pub(crate) fn choose(network: Network, level: Level) -> Result<Self> {
+        if level == Level::Namespaces && network != Network::Host {
+            return Ok(Self {
+                model: 19999,
+                proxy: 19998,
+            });
+        }
+        let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::internal);
+        let port = |held: &TcpListener| held.local_addr().map(|at| at.port()).map_err(Error::internal);
+        // Both are held until both are known, so that they differ.
+        let (model, proxy) = (free()?, free()?);
+        Ok(Self {
+            model: port(&model)?,
+            proxy: port(&proxy)?,
+        })
+    }
+}
 /// Stands where SDKs insist on a key: the real one is added outside.
 const NO_KEY: &str = "kept-outside-the-sandbox";
 /// A variable can be no longer than the kernel's 128 KiB.
@@ -33,13 +59,18 @@ pub(crate) struct Surroundings {
 }
 
 /// Later ones win: model, proxy, project, workspace, agent, runtime; then what is not theirs to set.
-pub(crate) fn surroundings(deps: &Deps, plan: &Blueprint, minted: Option<String>) -> Result<Surroundings> {
+pub(crate) fn surroundings(
+    deps: &Deps,
+    plan: &Blueprint,
+    ports: Ports,
+    minted: Option<String>,
+) -> Result<Surroundings> {
     let mut env: IndexMap<String, String> = IndexMap::new();
     for provider in deps.gateway.providers() {
-        point_to(provider, &mut env);
+        point_to(provider, ports, &mut env);
     }
-    if plan.network == oubliette_protocol::agent::Network::Proxy {
-        let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
+    if plan.network == Network::Proxy {
+        let proxy = format!("http://127.0.0.1:{}", ports.proxy);
         for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
             env.insert(name.into(), proxy.clone());
         }
@@ -80,7 +111,7 @@ pub(crate) fn surroundings(deps: &Deps, plan: &Blueprint, minted: Option<String>
                 "prompt": definition.prompt,
                 "model": definition.model,
                 "script": plan.script,
-                "base_url": format!("http://127.0.0.1:{MODEL_PORT}"),
+                "base_url": format!("http://127.0.0.1:{}", ports.model),
             })
             .to_string();
             let value = match config.len() > LONGEST {
@@ -120,8 +151,8 @@ fn model_variable(deps: &Deps, provider: &str) -> Option<&'static str> {
 }
 
 /// Points the agents we know to the forwarder, by the variables their SDKs read.
-fn point_to(provider: &Provider, env: &mut IndexMap<String, String>) {
-    let base = format!("http://127.0.0.1:{MODEL_PORT}/{}", provider.name);
+fn point_to(provider: &Provider, ports: Ports, env: &mut IndexMap<String, String>) {
+    let base = format!("http://127.0.0.1:{}/{}", ports.model, provider.name);
     let named = |names: &[&str]| names.contains(&provider.name.as_str());
     let (urls, keys): (&[(&str, String)], &[&str]) = match provider.style {
         AuthStyle::Anthropic => (&[("ANTHROPIC_BASE_URL", base)], &["ANTHROPIC_API_KEY"]),
@@ -143,4 +174,25 @@ fn point_to(provider: &Provider, env: &mut IndexMap<String, String>) {
     };
     env.extend(urls.iter().map(|(name, url)| ((*name).to_owned(), url.clone())));
     env.extend(keys.iter().map(|name| ((*name).to_owned(), NO_KEY.to_owned())));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sandboxes_that_share_a_network_do_not_share_ports() {
+        let alone = Ports::choose(Network::Proxy, Level::Namespaces).unwrap();
+        assert_eq!((alone.model, alone.proxy), (19999, 19998));
+        for (network, level) in [
+            (Network::Host, Level::Namespaces),
+            (Network::None, Level::Landlock),
+        ] {
+            let ports = Ports::choose(network, level).unwrap();
+            let _one = TcpListener::bind((Ipv4Addr::LOCALHOST, ports.model)).unwrap();
+            let _two = TcpListener::bind((Ipv4Addr::LOCALHOST, ports.proxy)).unwrap();
+            let others = Ports::choose(network, level).unwrap();
+            assert!(ports != others && ports.model != ports.proxy && others.model != ports.proxy);
+        }
+    }
 }

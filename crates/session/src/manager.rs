@@ -88,8 +88,26 @@ impl Sessions {
 
     /// A session that this principal may know of, in memory. `conflict` when it has ended.
     pub(crate) async fn visible(&self, principal: &Principal, id: &SessionId) -> Result<Arc<Live>> {
-        self.row(principal, id).await?;
-        self.load(id).await
+        match self.visible_in_memory(principal, id).await? {
+            Some(live) => Ok(live),
+            None => self.load(id).await,
+        }
+    }
+
+    /// The same, without bringing it there.
+    async fn visible_in_memory(&self, principal: &Principal, id: &SessionId) -> Result<Option<Arc<Live>>> {
+        let live = self.in_memory(id);
+        match &live {
+            // Whose an active session is cannot change, and its project cannot go: no need to look it up.
+            Some(live) if live.now.borrow().status.is_active() => {
+                match principal.sees(&live.row.project_id) {
+                    true => {}
+                    false => return Err(no_session(id)),
+                }
+            }
+            _ => drop(self.row(principal, id).await?),
+        }
+        Ok(live)
     }
 
     /// A session in memory, brought there if need be. `conflict` when it has ended.
@@ -358,8 +376,7 @@ impl Sessions {
         result: Option<Value>,
         error: Option<String>,
     ) -> Result<()> {
-        self.row(principal, id).await?;
-        match self.in_memory(id) {
+        match self.visible_in_memory(principal, id).await? {
             Some(live) => live.callers.answer(principal, request_id, result, error).await,
             None => {
                 let refusal = callers::book::Refusal::NotFound;

@@ -1,6 +1,6 @@
 //! After a start: what the server was doing when it stopped or was killed is brought to a true end.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::SystemTime};
 
 use oubliette_protocol::{
     ErrorCode, RequestId, Result, SessionId,
@@ -16,15 +16,24 @@ impl Sessions {
     /// accepted and not begun are run now, in order: whoever sent them was told they would be. Sockets and
     /// directories that nobody owns are removed. Called once, before the first request.
     pub async fn recover(&self) -> Result<()> {
+        let since = SystemTime::now();
         self.remove_leftovers().await;
+        let mut workspaces = BTreeSet::new();
         for row in self.deps.store.sessions_interrupted().await? {
             let id = row.session_id.clone();
+            workspaces.insert(self.deps.home.workspace_dir(&row.project_id, &row.workspace_id));
             // Keys of a dead process serve nobody.
             self.deps.store.tokens_revoke_of_session(&id).await?;
             if let Err(error) = self.recover_one(row).await {
                 tracing::error!(session = %id, error = %error.for_log(), "a session was not recovered");
             }
         }
+        // Nobody waits for this: a workspace may hold a million files.
+        tokio::task::spawn_blocking(move || {
+            for workspace in workspaces {
+                oubliette_tools::builtin::sweep(&workspace, since);
+            }
+        });
         for id in self.deps.store.queue_sessions().await? {
             match self.load(&id).await {
                 Ok(_) => {}

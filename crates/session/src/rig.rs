@@ -26,7 +26,7 @@ use crate::{
     agent_host::{Conversation, Host, Start, memory::MemoryDesk},
     blueprint::Blueprint,
     debug::{ContextDebug, ModelDebug},
-    environment::{self, CONFIG_FILE, MODEL_PORT, PROXY_PORT, Surroundings},
+    environment::{self, CONFIG_FILE, Ports, Surroundings},
     ports::Deps,
     relay_socket,
 };
@@ -205,7 +205,8 @@ async fn introduced(site: &Site, plan: &Blueprint) -> Result<Host> {
         ),
         None => None,
     };
-    let around = environment::surroundings(deps, plan, minted)?;
+    let ports = Ports::choose(plan.network, deps.sandbox.level())?;
+    let around = environment::surroundings(deps, plan, ports, minted)?;
     if let Some((_, key)) = around.client.iter().find(|(name, _)| name == KEY_ENV) {
         site.plane.hide(key);
     }
@@ -221,7 +222,7 @@ async fn introduced(site: &Site, plan: &Blueprint) -> Result<Host> {
             Runtime::Builtin => None,
             Runtime::Acp { .. } => Some(plan.entry.definition.prompt.clone()),
         },
-        spec: spec(site, plan, around, &home),
+        spec: spec(site, plan, ports, around, &home),
     };
     let mut host = Host::spawn(&deps.sandbox, start, deps.config.voice.clone()).await?;
     site.admit.store(host.pid(), Ordering::Relaxed);
@@ -234,7 +235,7 @@ async fn introduced(site: &Site, plan: &Blueprint) -> Result<Host> {
     }
 }
 
-fn spec(site: &Site, plan: &Blueprint, around: Surroundings, home: &Path) -> Spec {
+fn spec(site: &Site, plan: &Blueprint, ports: Ports, around: Surroundings, home: &Path) -> Spec {
     let deps = &site.deps;
     let (argv, mut mounts) = match &plan.entry.definition.runtime {
         Runtime::Builtin => (
@@ -249,13 +250,13 @@ fn spec(site: &Site, plan: &Blueprint, around: Surroundings, home: &Path) -> Spe
         Socket::new(site.sockets.join("model.sock"), MODEL_SOCKET),
     ];
     let mut forwards = vec![Forward {
-        port: MODEL_PORT,
+        port: ports.model,
         socket: MODEL_SOCKET.into(),
     }];
     if plan.network == Network::Proxy {
         sockets.push(Socket::new(site.sockets.join("proxy.sock"), PROXY_SOCKET));
         forwards.push(Forward {
-            port: PROXY_PORT,
+            port: ports.proxy,
             socket: PROXY_SOCKET.into(),
         });
     }

@@ -7,7 +7,10 @@ mod common;
 use std::time::Duration;
 
 use common::World;
-use oubliette_protocol::{ErrorCode, Principal, Result, SessionId, event::Status};
+use oubliette_protocol::{
+    ErrorCode, Principal, Result, SessionId,
+    event::{EventBody, Status},
+};
 use oubliette_session::{Asker, Children, EventsQuery, MessageReply, MessageRequest};
 use serde_json::json;
 
@@ -63,6 +66,26 @@ async fn a_child_runs_the_same_agent_or_one_that_is_named_and_ends_with_its_pare
         children
             .iter()
             .all(|c| !c.events.is_empty() && c.last_index == c.events.last().unwrap().index)
+    );
+
+    // However much they say, one answer holds only so much, and all of them are in it.
+    let delta = |n: usize| EventBody::Delta { text: n.to_string() };
+    for id in &ids {
+        let log = world.store.events();
+        log.append(id, (0..900).map(delta).collect()).await.unwrap();
+    }
+    let query = EventsQuery {
+        session_id: parent.clone(),
+        since_index: -1,
+        max_events: 1000,
+        wait: Duration::ZERO,
+        children: Children::Included,
+    };
+    let reply = world.sessions.events(&Principal::owner(), query).await.unwrap();
+    let counts: Vec<usize> = reply.children.unwrap().iter().map(|c| c.events.len()).collect();
+    assert!(
+        counts.len() == 2 && counts.iter().sum::<usize>() == 1000,
+        "{counts:?}"
     );
 
     world.sessions.end(&Principal::owner(), &parent).await.unwrap();

@@ -131,7 +131,7 @@ async fn an_agent_that_ignores_cancel_is_killed_and_started_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_cannot_start_fails_the_session_with_its_last_words() {
-    let world = World::with(|config| config.initialize_timeout = Duration::from_millis(500)).await;
+    let world = World::with(|config| config.initialize_timeout = Duration::from_secs(4)).await;
     for (how, words) in [
         ("dies", "oops, no licence"),
         ("mute", "did not answer initialize"),

@@ -528,3 +528,21 @@ async fn a_reader_never_sees_half_a_file() {
     drop(reader);
     assert!(seen.load(Ordering::Relaxed));
 }
+
+#[tokio::test]
+async fn fs_write_does_not_fill_a_workspace_past_its_limit() {
+    let world = writer(&["."]).await;
+    let large = "x".repeat(7 << 20);
+    let write = |name: String| world.it(json!({"path": name, "content": large}));
+    for n in 0..4 {
+        write(format!("f{n}")).await.unwrap();
+    }
+    assert_eq!(code(write("f4".into()).await), ErrorCode::LimitExceeded);
+    assert!(!world.workspace().join("f4").exists());
+    world
+        .it(json!({"path": "small", "content": "fits"}))
+        .await
+        .unwrap();
+    fs::remove_file(world.workspace().join("f0")).unwrap();
+    write("f4".into()).await.unwrap();
+}

@@ -345,16 +345,19 @@ impl CallerBook {
             }
         }
         self.look_sooner();
+        let mut ending = ending;
         let ending = tokio::select! {
-            ending = ending => ending.unwrap_or(Ending::Cancelled),
+            ending = &mut ending => ending,
             () = ctx.cancel.cancelled() => {
                 let cancelled = self.state.lock().book.cancel(&request_id);
                 if let Some(ended) = cancelled {
                     self.finish(vec![ended]).await;
                 }
-                Ending::Cancelled
+                // Had it ended in the same moment, then that is how it ended, for everyone.
+                ending.await
             }
         };
+        let ending = ending.unwrap_or(Ending::Cancelled);
         let full = || full_name(caller_id, &tool.name);
         match ending {
             Ending::Answered(value) => Ok(value),

@@ -20,6 +20,8 @@ use super::{
     beneath::{self, DIRECTORY, Fault, Found, Links, Root, Spot},
     object_schema,
     path::{Allowed, Parts},
+    room::Room,
+    sweep::unfinished,
 };
 
 /// The most one call writes.
@@ -69,7 +71,7 @@ pub(super) fn schema() -> Value {
     )
 }
 
-pub(super) fn run(workspace: &Path, allowed: &Allowed, asked: Asked) -> Result<CallResult> {
+pub(super) fn run(workspace: &Path, allowed: &Allowed, room: &Room, asked: Asked) -> Result<CallResult> {
     let parts = Parts::read(&asked.path)?;
     if parts.as_slice().is_empty() {
         return Err(Error::invalid("path names the workspace itself, not a file"));
@@ -86,6 +88,7 @@ pub(super) fn run(workspace: &Path, allowed: &Allowed, asked: Asked) -> Result<C
             bytes.len()
         )));
     }
+    room.admit(workspace, bytes.len())?;
     let root = Root::open(workspace)?;
     let owner = fs::fstat(&root.dir).map_err(Error::internal)?;
     let make = |dir: &OwnedFd, parts: &[String]| make_directories(dir, parts, Links::Never, &owner);
@@ -159,7 +162,7 @@ fn put(
     over: RenameFlags,
     owner: &Stat,
 ) -> Result<(), Fault> {
-    let beside = format!(".oubliette-{:016x}.tmp", rand::random::<u64>());
+    let beside = unfinished();
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = fs::openat(parent, beside.as_str(), flags, Mode::from_raw_mode(0o644))?;
     let placed = fill(file, bytes, replaced, owner).and_then(|()| move_over(parent, &beside, name, over));

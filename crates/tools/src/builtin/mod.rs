@@ -1,7 +1,8 @@
 //! Oubliette's own file and shell tools, each bounded by its catalog entry's policy.
 //!
 //! `path` reads what a call asked for; `beneath` opens it with the kernel's help, so that no link and no
-//! race leads out; `fs_read` and `fs_write` are the file tools; `shell_exec` runs commands in the sandbox,
+//! race leads out; `fs_read` and `fs_write` are the file tools, `room` bounds what is written and `sweep`
+//! removes what a killed server left half-written; `shell_exec` runs commands in the sandbox,
 //! `words` decides which ones, `capture` bounds what they say.
 
 mod beneath;
@@ -9,7 +10,9 @@ mod capture;
 mod fs_read;
 mod fs_write;
 mod path;
+mod room;
 mod shell_exec;
+mod sweep;
 mod words;
 
 use std::{path::PathBuf, sync::Arc};
@@ -24,7 +27,8 @@ use serde_json::{Value, json};
 
 use crate::{CallContext, Permit, registry::ToolInfo};
 
-use self::{path::Allowed, words::Commands};
+pub use self::sweep::sweep;
+use self::{path::Allowed, room::Room, words::Commands};
 
 /// Where a built-in works.
 pub struct Place {
@@ -47,7 +51,7 @@ pub struct Builtin {
 
 enum Kind {
     Read(Arc<Allowed>),
-    Write(Arc<Allowed>),
+    Write(Arc<Allowed>, Arc<Room>),
     Shell(Commands),
 }
 
@@ -56,7 +60,10 @@ impl Builtin {
     pub fn new(definition: &Definition, place: Place) -> Self {
         let kind = match &definition.builtin_policy {
             BuiltinPolicy::FsRead { allowed_paths } => Kind::Read(Allowed::new(allowed_paths).into()),
-            BuiltinPolicy::FsWrite { allowed_paths } => Kind::Write(Allowed::new(allowed_paths).into()),
+            BuiltinPolicy::FsWrite { allowed_paths } => Kind::Write(
+                Allowed::new(allowed_paths).into(),
+                Room::new(place.limits.workspace_mb).into(),
+            ),
             policy @ BuiltinPolicy::ShellExec { .. } => Kind::Shell(Commands::new(policy)),
         };
         Self {
@@ -81,9 +88,9 @@ impl Builtin {
                 let (allowed, asked) = (allowed.clone(), read(arguments)?);
                 blocking(move || fs_read::run(&workspace, &allowed, asked)).await
             }
-            Kind::Write(allowed) => {
-                let (allowed, asked) = (allowed.clone(), read(arguments)?);
-                blocking(move || fs_write::run(&workspace, &allowed, asked)).await
+            Kind::Write(allowed, room) => {
+                let (allowed, room, asked) = (allowed.clone(), room.clone(), read(arguments)?);
+                blocking(move || fs_write::run(&workspace, &allowed, &room, asked)).await
             }
             Kind::Shell(commands) => shell_exec::run(&self.place, commands, read(arguments)?, ctx).await,
         }

@@ -18,7 +18,7 @@ use oubliette_protocol::{
     strict,
     tool::{CallResult, ToolRow, ToolSpec},
 };
-use oubliette_sandbox::{Host, Level, Local, LocalConfig, Sandbox};
+use oubliette_sandbox::{Host, Level, Limits, Local, LocalConfig, Sandbox};
 use oubliette_tools::{
     BuildSpec, CallContext, Callers, Context, DebugSink, Origin, OwnTools, Permit, Plane, PlaneParts, Trust,
     Wanted,
@@ -302,7 +302,10 @@ impl World {
             sandbox: self.sandbox.clone(),
             host: Arc::new(Host::new(program())),
             trust: self.trust.clone().into(),
-            limits: Default::default(),
+            limits: Limits {
+                workspace_mb: Some(32),
+                ..Limits::default()
+            },
             env: Arc::new(self.env.clone()),
             debug: self.recorder.clone(),
             proxy_socket: None,
