@@ -12,6 +12,7 @@
 //! - [`log`]: the event log and the debugger: appended by the writer, replayed from the database, then
 //!   followed live from a small ring.
 //! - [`tables`]: the rest, a file a noun. Reads go through a small pool and never wait for the writer.
+//! - `known`: what every request asks for, remembered until a commit touches it.
 //! - [`page`]: lists in pages, by opaque cursors.
 //! - `fault`: what a database error means to whoever asked.
 
@@ -22,6 +23,7 @@
 )]
 
 mod fault;
+mod known;
 pub mod log;
 pub mod open;
 pub mod page;

@@ -14,7 +14,7 @@ pub const MAX_LIMIT: u32 = 1000;
 const MAX_CURSOR: usize = 400;
 
 /// Which page of a list.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Page {
     /// At most this many rows; by default [`DEFAULT_LIMIT`].
     pub limit: Option<u32>,

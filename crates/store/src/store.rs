@@ -7,8 +7,14 @@ use sqlx::SqlitePool;
 
 use crate::{
     fault::read_error,
+    known::Known,
     log::{debugger::DebugLog, events::EventLog},
     open::{self, OpenError, Options},
+    page::{Page, Paged},
+    tables::{
+        projects::{ProjectFilter, ProjectRow},
+        tokens::TokenRow,
+    },
     writer::{Probe, Write, WriterHandle},
 };
 
@@ -18,8 +24,26 @@ pub struct Store {
     inner: Arc<Inner>,
 }
 
+/// What is remembered between requests.
+pub(crate) struct Remembered {
+    /// Tokens by their hash.
+    pub(crate) tokens: Known<[u8; 32], TokenRow>,
+    /// Pages of projects.
+    pub(crate) projects: Known<(ProjectFilter, Page), Arc<Paged<ProjectRow>>>,
+}
+
+impl Default for Remembered {
+    fn default() -> Self {
+        Self {
+            tokens: Known::new(1024),
+            projects: Known::new(16),
+        }
+    }
+}
+
 struct Inner {
     readers: SqlitePool,
+    remembered: Arc<Remembered>,
     writer: WriterHandle,
     events: EventLog,
     debugger: DebugLog,
@@ -41,12 +65,14 @@ impl Store {
     pub async fn open_with(path: &Path, options: &Options) -> Result<Self, OpenError> {
         let opened = open::open(path, options).await?;
         let readers = opened.readers.clone();
-        let (writer, hub, queue) = WriterHandle::start(opened);
+        let remembered = Arc::new(Remembered::default());
+        let (writer, hub, queue) = WriterHandle::start(opened, remembered.clone());
         let events = EventLog::new(readers.clone(), writer.clone(), hub);
         let debugger = DebugLog::new(readers.clone(), queue);
         Ok(Self {
             inner: Arc::new(Inner {
                 readers,
+                remembered,
                 writer,
                 events,
                 debugger,
@@ -95,6 +121,11 @@ impl Store {
     /// Has the writer do something, and waits until it is durable.
     pub(crate) async fn write<W: Write>(&self, write: W) -> Result<W::Out> {
         self.inner.writer.run(write).await
+    }
+
+    /// What is remembered between requests.
+    pub(crate) fn remembered(&self) -> &Remembered {
+        &self.inner.remembered
     }
 
     /// Where reads go.

@@ -2,7 +2,8 @@
 //! given out twice, also after a restart.
 //!
 //! Recording is for code that must not wait: it puts the event into a queue of bounded size and returns.
-//! The writer takes the queue along with every group.
+//! The writer takes the queue every few milliseconds, or at once when somebody waits for it: a commit of
+//! its own for every tool call would cost more than the call.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -14,7 +15,10 @@ use oubliette_protocol::{
 };
 use parking_lot::Mutex;
 use sqlx::{QueryBuilder, Row, Sqlite, SqlitePool};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::{
+    sync::{Notify, oneshot, watch},
+    time::Instant,
+};
 
 use super::{
     events::gather,
@@ -25,6 +29,10 @@ use crate::{fault::read_error, writer::Counter};
 
 /// What may wait to be written, in bytes of JSON. Past it events are dropped, and the log says so.
 const QUEUE_BYTES: usize = 8 * 1024 * 1024;
+/// How long what nobody waits for may gather.
+const GATHER: Duration = Duration::from_millis(20);
+/// How much may gather, in bytes of JSON.
+const GATHER_BYTES: usize = 256 * 1024;
 /// The most one [`DebugLog::read`] gives, in bytes of JSON.
 const READ_BYTES: usize = 8 * 1024 * 1024;
 
@@ -98,7 +106,7 @@ impl DebugLog {
 
     /// Waits until everything recorded so far is written.
     pub async fn flush(&self) {
-        let (target, mut written) = (self.queue.pushed(), self.queue.written.subscribe());
+        let (target, mut written) = (self.queue.hurry(), self.queue.written.subscribe());
         let _ = written.wait_for(|written| *written >= target).await;
     }
 
@@ -187,6 +195,8 @@ pub(crate) struct Queue {
 struct Waiting {
     jobs: VecDeque<DebugJob>,
     bytes: usize,
+    /// When the writer is to take it.
+    due: Option<Instant>,
     pushed: u64,
     dropped: u64,
     closed: bool,
@@ -218,18 +228,49 @@ impl Queue {
         }
         waiting.bytes += job.text.len();
         waiting.pushed += 1;
+        let now = Instant::now();
+        let before = waiting.due;
+        let due = match job.reply.is_some() || waiting.bytes > GATHER_BYTES {
+            true => now,
+            false => before.unwrap_or(now + GATHER),
+        };
+        waiting.due = Some(due);
         waiting.jobs.push_back(job);
         drop(waiting);
-        self.wake.notify_one();
+        // The writer knows of a time that has not changed.
+        if before != Some(due) {
+            self.wake.notify_one();
+        }
     }
 
-    fn pushed(&self) -> u64 {
-        self.waiting.lock().pushed
+    /// Has what waits written at once; how much was pushed until now.
+    fn hurry(&self) -> u64 {
+        let mut waiting = self.waiting.lock();
+        if waiting.due.is_some() {
+            waiting.due = Some(Instant::now());
+            self.wake.notify_one();
+        }
+        waiting.pushed
     }
 
-    /// Waits until something is pushed.
-    pub(crate) async fn woken(&self) {
-        self.wake.notified().await;
+    /// Whether something is to be taken now.
+    pub(crate) fn is_due(&self) -> bool {
+        self.waiting.lock().due.is_some_and(|due| due <= Instant::now())
+    }
+
+    /// Waits until something is to be taken.
+    pub(crate) async fn due(&self) {
+        loop {
+            // Copied out: the lock must not be held while waiting.
+            let due = self.waiting.lock().due;
+            match due {
+                Some(due) if due <= Instant::now() => return,
+                Some(due) => {
+                    let _ = tokio::time::timeout_at(due, self.wake.notified()).await;
+                }
+                None => self.wake.notified().await,
+            }
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -243,6 +284,7 @@ impl Queue {
         let taken: Vec<DebugJob> = waiting.jobs.drain(..count).collect();
         waiting.bytes -= taken.iter().map(|job| job.text.len()).sum::<usize>();
         if waiting.jobs.is_empty() {
+            waiting.due = None;
             waiting.jobs = VecDeque::new();
             let dropped = std::mem::take(&mut waiting.dropped);
             if dropped > 0 && !waiting.closed {
@@ -252,6 +294,7 @@ impl Queue {
                 );
             }
         } else {
+            waiting.due = Some(Instant::now());
             self.wake.notify_one();
         }
         taken

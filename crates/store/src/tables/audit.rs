@@ -11,7 +11,7 @@ use crate::{
     fault::{Fault, read_error},
     page::{Page, Paged},
     store::Store,
-    writer::{Counter, Survives, Tx, Write},
+    writer::{Counter, Survives, Tx, Write, batch},
 };
 
 const LIST: &str = "audit";
@@ -64,7 +64,12 @@ pub struct AuditFilter {
 impl Store {
     /// Adds an entry. Gives its index.
     pub async fn audit_append(&self, entry: AuditEntry) -> Result<i64> {
-        self.write(Append(entry)).await
+        self.write(Append(vec![entry])).await
+    }
+
+    /// Adds entries, all or none. Gives the first one's index.
+    pub async fn audit_append_all(&self, entries: Vec<AuditEntry>) -> Result<i64> {
+        self.write(Append(entries)).await
     }
 
     /// Entries, newest first.
@@ -120,30 +125,34 @@ fn entry(row: &SqliteRow) -> Result<AuditRow> {
     })
 }
 
-struct Append(AuditEntry);
+struct Append(Vec<AuditEntry>);
 
 impl Write for Append {
     type Out = i64;
     const SURVIVES: Survives = Survives::PowerCut;
 
     async fn apply(&self, tx: &mut Tx) -> Result<i64, Fault> {
-        let (entry, now) = (&self.0, tx.millis());
-        let index = tx.next(Counter::Audit, 1).await?;
-        sqlx::query(
-            "INSERT INTO audit (idx, ts, token_id, session_id, project_id, action, target, outcome, detail)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-        )
-        .bind(index)
-        .bind(now)
-        .bind(entry.token_id.as_ref().map(TokenId::as_str))
-        .bind(entry.session_id.as_ref().map(SessionId::as_str))
-        .bind(entry.project_id.as_ref().map(ProjectId::as_str))
-        .bind(&entry.action)
-        .bind(entry.target.as_deref())
-        .bind(&entry.outcome)
-        .bind(entry.detail.as_ref().map(to_json).transpose()?)
-        .execute(&mut tx.db)
-        .await?;
-        Ok(index)
+        let (entries, now) = (&self.0, tx.millis());
+        let first = tx.next(Counter::Audit, entries.len()).await?;
+        let details = entries
+            .iter()
+            .map(|entry| entry.detail.as_ref().map(to_json).transpose());
+        let details = details.collect::<Result<Vec<_>, _>>()?;
+        let rows: Vec<_> = entries.iter().zip(details).zip(first..).collect();
+        batch::AUDIT
+            .rows(&mut tx.db, &rows, |query, ((entry, detail), index)| {
+                query
+                    .bind(*index)
+                    .bind(now)
+                    .bind(entry.token_id.as_ref().map(TokenId::as_str))
+                    .bind(entry.session_id.as_ref().map(SessionId::as_str))
+                    .bind(entry.project_id.as_ref().map(ProjectId::as_str))
+                    .bind(entry.action.as_str())
+                    .bind(entry.target.as_deref())
+                    .bind(entry.outcome.as_str())
+                    .bind(detail.as_deref())
+            })
+            .await?;
+        Ok(first)
     }
 }

@@ -1,5 +1,7 @@
 //! Projects.
 
+use std::sync::Arc;
+
 use indexmap::IndexMap;
 use jiff::Timestamp;
 use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId};
@@ -20,6 +22,8 @@ use crate::{
 const LIST: &str = "projects";
 /// The longest `name_contains`; databases limit patterns too, and less kindly.
 const MAX_NEEDLE: usize = 1000;
+/// The largest page that is remembered, in bytes of text.
+const REMEMBERED_BYTES: usize = 64 * 1024;
 
 /// A project.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +53,7 @@ pub struct ProjectRow {
 }
 
 /// Which projects to list.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct ProjectFilter {
     /// This one alone.
     pub only: Option<ProjectId>,
@@ -92,6 +96,20 @@ impl Store {
 
     /// Projects, newest first.
     pub async fn project_list(&self, filter: ProjectFilter, page: Page) -> Result<Paged<ProjectRow>> {
+        let asked = (filter, page);
+        let moment = match self.remembered().projects.get(&asked) {
+            Ok(page) => return Ok(Paged::clone(&page)),
+            Err(moment) => moment,
+        };
+        let found = self.project_page(&asked.0, &asked.1).await?;
+        if found.items.iter().map(weight).sum::<usize>() <= REMEMBERED_BYTES {
+            let kept = Arc::new(found.clone());
+            self.remembered().projects.keep(moment, asked, kept);
+        }
+        Ok(found)
+    }
+
+    async fn project_page(&self, filter: &ProjectFilter, page: &Page) -> Result<Paged<ProjectRow>> {
         let (limit, after) = (page.rows()?, page.after::<ProjectId>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM projects WHERE 1 = 1");
         if let Some(only) = &filter.only {
@@ -125,6 +143,12 @@ impl Store {
     pub async fn project_delete(&self, id: &ProjectId) -> Result<bool> {
         self.write(Delete(id.clone())).await
     }
+}
+
+/// About how many bytes a row takes.
+fn weight(row: &ProjectRow) -> usize {
+    let env: usize = row.env.iter().map(|(name, value)| name.len() + value.len()).sum();
+    std::mem::size_of::<ProjectRow>() + row.name.len() + row.description.len() + env
 }
 
 /// A pattern that finds a text anywhere, in any case, and takes nothing in it as a wildcard.
@@ -190,6 +214,7 @@ impl Write for Insert {
         .bind(p.updated_at.as_millisecond())
         .execute(&mut tx.db)
         .await?;
+        tx.touched.projects = true;
         match &self.workspace {
             Some(workspace) => workspaces::insert(tx, workspace).await,
             None => Ok(()),
@@ -222,6 +247,7 @@ impl Write for Update {
         .bind(p.updated_at.as_millisecond())
         .execute(&mut tx.db)
         .await?;
+        tx.touched.projects = true;
         match done.rows_affected() {
             0 => Err(Error::not_found(format!("there is no project {}", p.project_id)).into()),
             _ => Ok(()),
@@ -280,6 +306,7 @@ impl Write for Delete {
                 .rows_affected();
         }
         tx.gone.append(&mut gone);
+        (tx.touched.tokens, tx.touched.projects) = (true, true);
         tx.purge |= deleted > 0;
         Ok(deleted > 0)
     }

@@ -75,6 +75,10 @@ impl Store {
 
     /// The token with this hash, unless it was revoked. Expiry is the caller's to check.
     pub async fn token_by_hash(&self, hash: &[u8; 32]) -> Result<Option<TokenRow>> {
+        let moment = match self.remembered().tokens.get(hash) {
+            Ok(row) => return Ok(Some(row)),
+            Err(moment) => moment,
+        };
         const SQL: &str =
             "SELECT token_id, name, scope, project_id, session_id, created_at, expires_at, revoked_at
              FROM tokens WHERE hash = $1 AND revoked_at IS NULL";
@@ -82,7 +86,12 @@ impl Store {
             .bind(hex::encode(hash))
             .fetch_optional(self.readers())
             .await;
-        row.map_err(read_error)?.map(|row| token(&row)).transpose()
+        let Some(row) = row.map_err(read_error)? else {
+            return Ok(None);
+        };
+        let row = token(&row)?;
+        self.remembered().tokens.keep(moment, *hash, row.clone());
+        Ok(Some(row))
     }
 
     /// One token, revoked or not.
@@ -185,6 +194,7 @@ impl Write for Revoke {
                 .bind(tx.millis())
                 .execute(&mut tx.db)
                 .await?;
+        tx.touched.tokens = true;
         Ok(done.rows_affected() > 0)
     }
 }
@@ -201,6 +211,7 @@ impl Write for RevokeOfSession {
             .bind(self.0.as_str())
             .execute(&mut tx.db)
             .await?;
+        tx.touched.tokens = true;
         Ok(done.rows_affected())
     }
 }

@@ -13,7 +13,12 @@ type Bound = Query<'static, Sqlite, SqliteArguments>;
 const SIZES: [usize; 3] = [64, 8, 1];
 
 /// `INSERT` statements for every size.
-pub(super) struct Insert([String; SIZES.len()]);
+pub(crate) struct Insert([String; SIZES.len()]);
+
+/// Whether so many rows go in by one statement.
+pub(super) fn is_one(rows: usize) -> bool {
+    SIZES.contains(&rows)
+}
 
 impl Insert {
     fn new(into: &str, columns: usize) -> Self {
@@ -32,7 +37,7 @@ impl Insert {
     }
 
     /// Writes all rows; `bind` adds one row's values to a statement.
-    pub(super) async fn rows<R>(
+    pub(crate) async fn rows<R>(
         &'static self,
         db: &mut SqliteConnection,
         rows: &[R],
@@ -56,6 +61,13 @@ pub(super) static DEBUG_EVENTS: LazyLock<Insert> = LazyLock::new(|| {
     Insert::new(
         "debug_events (idx, ts, session_id, agent, project_id, kind, body)",
         7,
+    )
+});
+
+pub(crate) static AUDIT: LazyLock<Insert> = LazyLock::new(|| {
+    Insert::new(
+        "audit (idx, ts, token_id, session_id, project_id, action, target, outcome, detail)",
+        9,
     )
 });
 

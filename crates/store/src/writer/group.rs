@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions, Row, SqliteConnection, sqlite::SqliteConnectOptions};
 
 use super::{
     batch,
-    job::{Counter, EventJob, Survives, Task, Tx},
+    job::{Counter, EventJob, Survives, Task, Touched, Tx},
     slot::{Slot, fail, guarded},
 };
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
         debugger::{DebugJob, Queue, Recorded},
         tail::Hub,
     },
+    store::Remembered,
     tables::purge,
 };
 
@@ -33,6 +34,7 @@ pub(super) struct Writer {
     again: SqliteConnectOptions,
     pub(super) hub: Arc<Hub>,
     pub(super) queue: Arc<Queue>,
+    remembered: Arc<Remembered>,
     fault: Arc<Mutex<Option<Error>>>,
     synced: Survives,
     /// Where each session's log goes on. True only while every commit succeeds.
@@ -62,6 +64,7 @@ impl Writer {
         again: SqliteConnectOptions,
         hub: Arc<Hub>,
         queue: Arc<Queue>,
+        remembered: Arc<Remembered>,
         fault: Arc<Mutex<Option<Error>>>,
     ) -> Self {
         let tx = Tx {
@@ -69,6 +72,7 @@ impl Writer {
             now: crate::now(),
             gone: Vec::new(),
             purge: false,
+            touched: Touched::default(),
         };
         let (logs, projects) = Default::default();
         Self {
@@ -76,6 +80,7 @@ impl Writer {
             again,
             hub,
             queue,
+            remembered,
             fault,
             synced: Survives::Crash,
             logs,
@@ -138,10 +143,18 @@ impl Writer {
 
     async fn attempt(&mut self, slots: &mut [Slot]) -> Result<(), Break> {
         let survives = slots.iter().map(Slot::survives).max().unwrap_or(Survives::Crash);
-        if let Err(fault) = self.begin(survives).await {
-            return Err(Break::AtBegin(self.broken(fault).await));
-        }
-        match self.apply(slots).await {
+        let applied = match self.is_one_statement(slots) {
+            // A statement by itself is a transaction; begin and commit would only cost two more.
+            true => match self.prepare(survives).await {
+                Ok(()) => self.apply(slots).await,
+                Err(fault) => return Err(Break::AtBegin(self.broken(fault).await)),
+            },
+            false => match self.begin(survives).await {
+                Ok(()) => self.apply_all(slots).await,
+                Err(fault) => return Err(Break::AtBegin(self.broken(fault).await)),
+            },
+        };
+        match applied {
             Ok(()) => {
                 let mut fault = self.fault.lock();
                 if fault.take().is_some() {
@@ -153,7 +166,33 @@ impl Writer {
         }
     }
 
+    /// Whether applying these is a single `INSERT`: events of logs whose place is known.
+    fn is_one_statement(&self, slots: &[Slot]) -> bool {
+        let mut rows = 0;
+        let only_events = slots.iter().all(|slot| match slot {
+            Slot::Events { job, .. } => {
+                rows += job.bodies.len();
+                job.patch.is_none() && self.logs.contains_key(&job.session)
+            }
+            Slot::Work { .. } | Slot::Debug { .. } => false,
+        });
+        // What the writer knows may be cleared before it begins.
+        only_events && self.logs.len() <= REMEMBERED && batch::is_one(rows)
+    }
+
     async fn begin(&mut self, survives: Survives) -> Result<(), Fault> {
+        self.prepare(survives).await?;
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut self.tx.db).await?;
+        Ok(())
+    }
+
+    async fn apply_all(&mut self, slots: &mut [Slot]) -> Result<(), Fault> {
+        self.apply(slots).await?;
+        sqlx::query("COMMIT").execute(&mut self.tx.db).await?;
+        Ok(())
+    }
+
+    async fn prepare(&mut self, survives: Survives) -> Result<(), Fault> {
         if self.synced != survives {
             // Cannot be changed within a transaction.
             let level = match survives {
@@ -169,7 +208,7 @@ impl Writer {
         }
         self.tx.now = crate::now();
         self.tx.gone.clear();
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut self.tx.db).await?;
+        self.tx.touched = Touched::default();
         Ok(())
     }
 
@@ -217,9 +256,7 @@ impl Writer {
             })
             .await?;
         drop(rows);
-        self.apply_debug(slots).await?;
-        sqlx::query("COMMIT").execute(&mut self.tx.db).await?;
-        Ok(())
+        self.apply_debug(slots).await
     }
 
     /// Gives events their places in their session's log.
@@ -337,6 +374,8 @@ impl Writer {
         self.logs.clear();
         self.projects.clear();
         self.tx.gone.clear();
+        // A commit that failed may have been written all the same.
+        self.forget();
         // Fails when SQLite has rolled back by itself, which is as good.
         let _ = sqlx::query("ROLLBACK").execute(&mut self.tx.db).await;
         if sqlx::query("SELECT 1").execute(&mut self.tx.db).await.is_err() {
@@ -352,8 +391,20 @@ impl Writer {
         error
     }
 
+    /// Drops what is remembered of what this transaction touched.
+    fn forget(&mut self) {
+        let touched = std::mem::take(&mut self.tx.touched);
+        if touched.tokens {
+            self.remembered.tokens.forget();
+        }
+        if touched.projects {
+            self.remembered.projects.forget();
+        }
+    }
+
     /// Shows what is committed to whoever follows, then answers whoever asked.
     fn finish(&mut self, slots: Vec<Slot>) {
+        self.forget();
         for session in std::mem::take(&mut self.tx.gone) {
             self.logs.remove(&session);
             self.projects.remove(&session);

@@ -43,6 +43,15 @@ pub(crate) struct Tx {
     pub(crate) gone: Vec<SessionId>,
     /// Whether there is something to purge once this is committed.
     pub(crate) purge: bool,
+    /// What is remembered no longer once this is committed.
+    pub(crate) touched: Touched,
+}
+
+/// What of the remembered a transaction changes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Touched {
+    pub(crate) tokens: bool,
+    pub(crate) projects: bool,
 }
 
 /// A sequence whose numbers are never given out twice.

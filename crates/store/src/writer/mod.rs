@@ -6,7 +6,7 @@
 //! - [`slot`]: one task of a group.
 //! - [`batch`]: many rows in few statements.
 
-mod batch;
+pub(crate) mod batch;
 mod group;
 mod job;
 mod slot;
@@ -24,6 +24,7 @@ pub(crate) use job::{Counter, EventJob, Probe, Survives, Task, Tx, Write};
 use crate::{
     log::{debugger::Queue, tail::Hub},
     open::Opened,
+    store::Remembered,
 };
 use group::Writer;
 
@@ -44,7 +45,7 @@ pub(crate) struct WriterHandle {
 
 impl WriterHandle {
     /// Starts the writer's task.
-    pub(crate) fn start(opened: Opened) -> (Self, Arc<Hub>, Arc<Queue>) {
+    pub(crate) fn start(opened: Opened, remembered: Arc<Remembered>) -> (Self, Arc<Hub>, Arc<Queue>) {
         let (tasks, waiting) = mpsc::channel(WAITING);
         let (end, ended) = watch::channel(false);
         let fault = Arc::new(Mutex::new(None));
@@ -52,7 +53,14 @@ impl WriterHandle {
         let Opened {
             writer, again, lock, ..
         } = opened;
-        let writer = Writer::new(writer, again, hub.clone(), queue.clone(), fault.clone());
+        let writer = Writer::new(
+            writer,
+            again,
+            hub.clone(),
+            queue.clone(),
+            remembered,
+            fault.clone(),
+        );
         tokio::spawn(work(writer, waiting, lock, end));
         (Self { tasks, ended, fault }, hub, queue)
     }
@@ -112,7 +120,7 @@ async fn work(mut writer: Writer, mut waiting: mpsc::Receiver<Task>, lock: File,
         }
         tokio::select! {
             taken = waiting.recv_many(&mut tasks, GROUP) => open = taken > 0,
-            () = queue.woken() => while tasks.len() < GROUP
+            () = queue.due() => while tasks.len() < GROUP
                 && let Ok(task) = waiting.try_recv() { tasks.push(task) },
         }
         if tasks.iter().any(|task| matches!(task, Task::Close)) {
@@ -122,7 +130,12 @@ async fn work(mut writer: Writer, mut waiting: mpsc::Receiver<Task>, lock: File,
                 tasks.push(task);
             }
         }
-        let debug = queue.take(DEBUG_GROUP);
+        // Debugger events that nobody waits for come in a group of their own time: they must not make every
+        // other commit larger.
+        let debug = match queue.is_due() {
+            true => queue.take(DEBUG_GROUP),
+            false => Vec::new(),
+        };
         let recorded = debug.len();
         writer.commit(tasks.drain(..), debug).await;
         queue.done(recorded);
