@@ -25,8 +25,15 @@ impl Caller {
     /// Listens from now on.
     pub(crate) async fn attend(server: &Server, session: &str) -> Result<Self> {
         let mut rest = server.rest().await?;
-        let query = json!({"session_id": session, "max_events": 1000});
-        let last = rest.tool("session_events", query).await?["last_index"].clone();
+        let mut last = -1;
+        loop {
+            let query = json!({"session_id": session, "since_index": last, "max_events": 1000});
+            let page = rest.tool("session_events", query).await?;
+            match page["last_index"].as_i64() {
+                Some(further) if further > last => last = further,
+                _ => break,
+            }
+        }
         let path = format!("/api/sessions/{session}/events?caller_id=bench&since_index={last}");
         let events = server.rest().await?.0.listen(&path).await?;
         Ok(Self {

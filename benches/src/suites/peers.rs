@@ -41,7 +41,7 @@ pub(crate) async fn run(report: &mut Report, effort: Effort, install: bool) -> R
     names.push("Oubliette, through `oubliette-client`".into());
     let mut numbers: Vec<Numbers> = names.iter().map(|_| Numbers::default()).collect();
 
-    for _ in 0..effort.of(50) / 10 {
+    for _ in 0..(effort.of(50) / 10).max(1) {
         for (front, numbers) in fronts.iter().zip(&mut numbers) {
             let (running, _, took) = first_answer(front).await?;
             numbers.first.push(took);
