@@ -1,7 +1,7 @@
 // What the browser tests share: a browser, a page that tolerates neither script errors nor outside requests, and
 // the first steps of every story.
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync } from "node:fs";
+import { mkdirSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
 import { DEADLINE, HERE, Server } from "./harness.mjs";
@@ -84,6 +84,36 @@ export class Bench {
     await page.click(id("send"));
     await page.waitForSelector("main[data-session]");
     return page.getAttribute("main[data-session]", "data-session");
+  }
+}
+
+/** The processes that a process started, however far down, with these words in their command line. */
+export function started(root, words) {
+  const parents = new Map();
+  for (const name of readdirSync("/proc").filter((n) => /^\d+$/.test(n))) {
+    try {
+      // The name in brackets may hold anything; what follows it does not.
+      parents.set(Number(name), Number(readFileSync(`/proc/${name}/stat`, "utf8").split(") ").pop().split(" ")[1]));
+    } catch {
+      // gone meanwhile
+    }
+  }
+  const beneath = (pid) => pid === root || (parents.has(pid) && beneath(parents.get(pid)));
+  return [...parents.keys()].filter((pid) => {
+    try {
+      return pid !== root && beneath(pid) && readFileSync(`/proc/${pid}/cmdline`, "utf8").replaceAll("\0", " ").includes(words);
+    } catch {
+      return false;
+    }
+  });
+}
+
+/** Ends one process, unless it is gone already. */
+export function kill(pid) {
+  try {
+    process.kill(pid, "SIGKILL");
+  } catch {
+    // gone meanwhile
   }
 }
 

@@ -4,7 +4,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { Bench, MODULES, NODE, id, shot } from "./console-browser.mjs";
+import { Bench, MODULES, NODE, id, kill, started } from "./console-browser.mjs";
 import { ROOT } from "./harness.mjs";
 
 const EVERYTHING = join(MODULES, "@modelcontextprotocol/server-everything/dist/index.js");
@@ -93,8 +93,9 @@ test("a killed server turns red and comes back green", async (t) => {
   await p.click(id("debugger-toggle"));
   const light = `${id("server-row")}[data-server="everything"] ${id("status-light")}`;
   await p.waitForSelector(`${light}[data-status="green"]`);
-  const { execFileSync } = await import("node:child_process");
-  execFileSync("pkill", ["-9", "-f", "server-everything/dist/index.js stdio"]);
+  const own = started(server.process.pid, "server-everything/dist/index.js");
+  assert.ok(own.length, "the server runs beneath ours");
+  for (const pid of own) kill(pid);
   await p.waitForFunction(() => [...document.querySelectorAll("[data-testid=debugger-row][data-kind=health_changed]")].some((r) => r.textContent.includes('"to":"red"')));
   await p.waitForFunction(() => [...document.querySelectorAll("[data-testid=debugger-row][data-kind=health_changed]")].at(-1)?.textContent.includes('"to":"green"'));
   await p.waitForSelector(`${light}[data-status="green"]`);
