@@ -146,7 +146,7 @@ async fn a_message_waits_until_it_is_in_the_log() {
     assert_eq!(taken.code, ErrorCode::Conflict);
     fixture.reopen().await;
     let store = &fixture.store;
-    assert_eq!(store.queue_sessions().await.unwrap(), [id.clone()]);
+    assert_eq!(store.queue_sessions().await.unwrap(), std::slice::from_ref(&id));
     assert_eq!(
         store.queue_of(&id).await.unwrap(),
         [message(9, "nine"), message(10, "ten")]
