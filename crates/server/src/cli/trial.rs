@@ -87,6 +87,8 @@ impl Trial {
         let sandbox = Local::new(local)
             .await
             .map_err(|e| Error::unavailable(e.to_string()))?;
+        // Once it has looked around it writes no more, and the scratch folder can go when we are done.
+        sandbox.probe().await;
         let socket = scratch.path().join("proxy.sock");
         let _proxy = self.proxy(&socket)?;
         let spec = BuildSpec {
