@@ -5,7 +5,7 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -44,9 +44,9 @@ pub struct ModelGateway {
     providers: Vec<(Provider, Url)>,
     limits: GatewayLimits,
     /// For providers elsewhere: through the operator's own proxy, if the environment names one.
-    client: Client,
+    client: OnceLock<Client>,
     /// For providers on this machine.
-    direct: Client,
+    direct: OnceLock<Client>,
 }
 
 /// One session's share of the gateway.
@@ -81,7 +81,8 @@ impl Drop for Report {
 }
 
 impl ModelGateway {
-    /// Checks the providers and prepares the connections to them.
+    /// Checks the providers. Connections to them are prepared with the first request: reading the root
+    /// certificates takes time and memory that a server without model requests need not spend.
     pub fn new(providers: Vec<Provider>, limits: GatewayLimits) -> Result<Arc<Self>> {
         // The process has one crypto provider; whoever was first has set the same one.
         let _already = rustls::crypto::ring::default_provider().install_default();
@@ -96,22 +97,11 @@ impl ModelGateway {
             }
             checked.push((provider, url));
         }
-        let prepared = |builder: reqwest::ClientBuilder| {
-            builder
-                .redirect(redirect::Policy::none())
-                .referer(false)
-                .connect_timeout(limits.connect)
-                .read_timeout(limits.idle)
-                .pool_idle_timeout(Duration::from_secs(30))
-                .pool_max_idle_per_host(8)
-        };
-        let direct = client(|| prepared(Client::builder()).no_proxy())?;
-        let client = client(|| prepared(Client::builder()))?;
         Ok(Arc::new(Self {
             providers: checked,
             limits,
-            client,
-            direct,
+            client: OnceLock::new(),
+            direct: OnceLock::new(),
         }))
     }
 
@@ -146,14 +136,29 @@ impl ModelGateway {
         .await;
     }
 
-    fn client_for(&self, url: &Url) -> &Client {
+    fn client_for(&self, url: &Url) -> Result<&Client> {
         let here = match url.host() {
             Some(url::Host::Domain(name)) => name == "localhost",
             Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
             Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
             None => false,
         };
-        if here { &self.direct } else { &self.client }
+        let place = if here { &self.direct } else { &self.client };
+        if let Some(client) = place.get() {
+            return Ok(client);
+        }
+        let prepared = || {
+            let builder = Client::builder()
+                .redirect(redirect::Policy::none())
+                .referer(false)
+                .connect_timeout(self.limits.connect)
+                .read_timeout(self.limits.idle)
+                .pool_idle_timeout(Duration::from_secs(30))
+                .pool_max_idle_per_host(8);
+            if here { builder.no_proxy() } else { builder }
+        };
+        let made = client(prepared)?;
+        Ok(place.get_or_init(|| made))
     }
 }
 
@@ -231,6 +236,7 @@ impl Door {
         let mut outgoing = self
             .gateway
             .client_for(base)
+            .map_err(|error| Refusal::new(StatusCode::BAD_GATEWAY, "unavailable", error.message))?
             .request(method.clone(), url)
             .headers(passed);
         if method != Method::GET && method != Method::HEAD {

@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::join_all;
 use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
 use oubliette_home::{Home, Library};
 use oubliette_protocol::{Error, Result, TokenId};
@@ -206,10 +205,8 @@ impl AuditQueue {
                     entries.push(entry);
                 }
                 let count = entries.len() as u64;
-                for result in join_all(entries.into_iter().map(|entry| store.audit_append(entry))).await {
-                    if let Err(error) = result {
-                        tracing::error!(error = %error.for_log(), "audit entry not written");
-                    }
+                if let Err(error) = store.audit_append_all(entries).await {
+                    tracing::error!(count, error = %error.for_log(), "audit entries not written");
                 }
                 done.send_modify(|n| *n += count);
             }
