@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use futures::{StreamExt as _, stream::SelectAll};
+use futures::{
+    StreamExt as _,
+    stream::{self, SelectAll},
+};
 use oubliette_protocol::{Error, ErrorCode, SessionId};
 use oubliette_session::Kind;
 use oubliette_store::{Page, SessionFilter, SessionRow};
@@ -198,8 +201,11 @@ pub async fn listen(
     for uri in uris {
         let (id, last) = find(app, grant, &uri).await?;
         held.push(Held::request(app, grant, &id, None, Kind::Stream));
+        // The client was told that it listens before this place in the log was found. What came in between
+        // it may neither have read nor hear of later, so a log that holds anything is signalled at once.
+        let missed = (last >= 0).then(|| uri.clone());
         let changes = app.store.events().follow(&id, last).map(move |_| uri.clone());
-        followed.push(changes.boxed());
+        followed.push(stream::iter(missed).chain(changes).boxed());
     }
     loop {
         tokio::select! {
