@@ -90,14 +90,29 @@ impl Home {
         self.agent(slug, json!({}), Some(json!({"turns": [[{"say": "ok"}]]})))
     }
 
-    /// Our own program as an MCP server in the catalog.
+    /// Our own program as an MCP server in the catalog, in a sandbox.
     pub(crate) fn echo(&self, id: &str, tag: &str, delay_ms: u64) -> Result<()> {
         let own = own()?;
         let programs = Path::new(&own).parent().context("no directory")?;
-        let definition = json!({
-            "id": id, "kind": "mcp", "transport": "stdio", "command": own, "args": ["as-echo", tag, delay_ms.to_string()],
-            "read_only": [programs],
-        });
+        self.tool(id, tag, delay_ms, json!({ "read_only": [programs] }))
+    }
+
+    /// The same, outside any.
+    pub(crate) fn bare_echo(&self, id: &str, tag: &str) -> Result<()> {
+        self.tool(id, tag, 0, json!({"isolation": "host"}))
+    }
+
+    fn tool(&self, id: &str, tag: &str, delay_ms: u64, mut definition: Value) -> Result<()> {
+        let arguments = ["as-echo", tag, &delay_ms.to_string()];
+        for (field, value) in [
+            ("id", json!(id)),
+            ("kind", json!("mcp")),
+            ("transport", json!("stdio")),
+            ("command", json!(own()?)),
+            ("args", json!(arguments)),
+        ] {
+            definition[field] = value;
+        }
         let dir = self.path().join("tools").join(id);
         fs::create_dir_all(&dir)?;
         Ok(fs::write(dir.join("tool.json"), definition.to_string())?)

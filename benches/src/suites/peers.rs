@@ -38,7 +38,7 @@ struct Numbers {
 pub(crate) async fn run(report: &mut Report, effort: Effort, install: bool) -> Result<()> {
     let fronts = fronts::all(install).await?;
     let mut names: Vec<String> = fronts.iter().map(|front| front.name.clone()).collect();
-    names.push("Oubliette, through `oubliette-client`".into());
+    names.push("**Oubliette**, an agent's call through `oubliette-client`".into());
     let mut numbers: Vec<Numbers> = names.iter().map(|_| Numbers::default()).collect();
 
     for _ in 0..(effort.of(50) / 10).max(1) {

@@ -165,7 +165,7 @@ pub(super) async fn all(install: bool) -> Result<Vec<Front>> {
     if install {
         self::install(target).await?;
     }
-    let mut fronts = vec![ours().await?];
+    let mut fronts = vec![ours(Walls::None).await?, ours(Walls::Sandbox).await?];
     let hello = json!({"text": "hello"});
     let echo = |tag: &str| anyhow::Ok([own()?, "as-echo".into(), tag.into(), "0".into()]);
     let mut add =
@@ -253,9 +253,26 @@ pub(super) async fn all(install: bool) -> Result<Vec<Front>> {
     Ok(fronts)
 }
 
-async fn ours() -> Result<Front> {
-    let home = Home::new("").await?;
-    home.echo("echo", "ours", 0)?;
+/// Where our echo server runs.
+#[derive(Clone, Copy, PartialEq)]
+enum Walls {
+    /// As the peers run theirs.
+    None,
+    /// As ours are run unless the operator says otherwise.
+    Sandbox,
+}
+
+async fn ours(walls: Walls) -> Result<Front> {
+    // The first line goes on in the section that lets our own programs into sandboxes.
+    let home = Home::new("host_tools = [\"echo\"]").await?;
+    let (tag, name) = match walls {
+        Walls::None => ("ours", "**Oubliette**, `tool_call` over `/mcp`"),
+        Walls::Sandbox => ("ours-sandboxed", "the same, echo server in a sandbox"),
+    };
+    match walls {
+        Walls::None => home.bare_echo("echo", tag)?,
+        Walls::Sandbox => home.echo("echo", tag, 0)?,
+    }
     home.agent(
         "talker",
         json!({"tools": {"use": ["echo"]}}),
@@ -269,11 +286,11 @@ async fn ours() -> Result<Front> {
     server.stop().await?;
     let arguments = json!({"session_id": session, "tool": "echo_echo", "arguments": {"text": "hello"}});
     Ok(Front {
-        name: "**Oubliette**, `tool_call` over `/mcp`".into(),
-        tag: "ours".into(),
+        name: name.into(),
+        tag: tag.into(),
         tool: "tool_call".into(),
         arguments,
-        ours: true,
+        ours: walls == Walls::None,
         path: "/mcp",
         kind: Kind::Ours { home, session },
         at: Cell::new(None),
