@@ -1,0 +1,583 @@
+//! The caller relay under load and fault: every call ends exactly once, with its own answer or a true
+//! error, and nothing is left.
+//!
+//! Agents are raw connections to the relay sockets, callers are event streams and plain requests, so that
+//! two cores carry a hundred of each. `OUBLIETTE_SEED` repeats a run.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream, stream::FuturesUnordered};
+use oubliette_tests::{Api, Footprint, Server, Socket, api::text, seed, settles};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, Semaphore, watch};
+
+const SESSIONS: u64 = 100;
+const CALLS: u64 = 100;
+
+/// What becomes of one call; decided by the seed alone, so that both sides know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Answer,
+    Fail,
+    /// The caller never answers.
+    Ignore,
+    /// The agent gives it up once the caller has heard of it.
+    Cancel,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    fate: Fate,
+    latency: Duration,
+    /// A stranger tries first.
+    forged: bool,
+    /// The caller answers twice.
+    twice: bool,
+}
+
+impl Plan {
+    fn of(seed: u64, session: u64, call: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed ^ (session << 32) ^ (call << 16));
+        let fate = match rng.random_range(0..100) {
+            0..80 => Fate::Answer,
+            80..92 => Fate::Fail,
+            92..94 => Fate::Ignore,
+            _ => Fate::Cancel,
+        };
+        Self {
+            fate,
+            latency: Duration::from_millis(rng.random_range(0..400)),
+            forged: rng.random_ratio(1, 10),
+            twice: rng.random_ratio(1, 5),
+        }
+    }
+}
+
+/// One session in one storm, with what its two sides tell each other past the server.
+struct Scene {
+    number: u64,
+    /// Which calls of the session's these are.
+    calls: std::ops::Range<u64>,
+    /// The last event before them.
+    from: i64,
+    seed: u64,
+    session: String,
+    socket: String,
+    caller: Api,
+    stranger: Api,
+    /// How many connections all callers together use to answer.
+    room: Arc<Semaphore>,
+    /// Calls to be given up that the caller has heard of.
+    heard: Mutex<HashSet<u64>>,
+    hearing: Notify,
+    /// What the server said to each answer.
+    answers: Mutex<HashMap<u64, Result<(), String>>>,
+    /// The caller is done.
+    over: watch::Sender<bool>,
+    reconnects: AtomicU64,
+    repeats: AtomicU64,
+}
+
+/// How a call ended, as the agent saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Ending {
+    Answered,
+    Failed,
+    Timeout,
+    Lost,
+    Cancelled,
+}
+
+impl Scene {
+    fn plan(&self, call: u64) -> Plan {
+        Plan::of(self.seed, self.number, call)
+    }
+
+    fn answer(&self, call: u64) -> Value {
+        json!({ "session": self.number, "call": call })
+    }
+
+    /// The agent's side: all calls at once, over two connections. When only those are left that are never
+    /// answered, the caller leaves for good.
+    async fn agent(&self) -> Result<Vec<Ending>> {
+        let sockets = [
+            Socket::open(&self.socket).await?,
+            Socket::open(&self.socket).await?,
+        ];
+        let mut calls: FuturesUnordered<_> = self
+            .calls
+            .clone()
+            .map(|call| self.call(call, &sockets[usize::from(call % 2 == 1)]))
+            .collect();
+        let ignored = |call: u64| self.plan(call).fate == Fate::Ignore;
+        let mut left = self.calls.clone().filter(|call| !ignored(*call)).count();
+        let mut endings = BTreeMap::new();
+        while let Some((call, ending)) = calls.try_next().await? {
+            ensure!(endings.insert(call, ending).is_none(), "call {call} ended twice");
+            left -= usize::from(!ignored(call));
+            self.over.send_replace(left == 0);
+        }
+        for socket in &sockets {
+            let stray = socket.stray();
+            ensure!(stray.is_empty(), "answers to nothing: {stray:?}");
+        }
+        Ok(endings.into_values().collect())
+    }
+
+    async fn call(&self, call: u64, socket: &Socket) -> Result<(u64, Ending)> {
+        let params = json!({ "tool": "echo", "arguments": { "call": call } });
+        let (id, mut answer) = socket.request("caller_tool", params).await?;
+        if self.plan(call).fate == Fate::Cancel {
+            let gave_up = tokio::select! {
+                () = self.heard_of(call) => None,
+                answer = &mut answer => Some(answer.context("the connection ended")?),
+            };
+            if let Some(answer) = gave_up {
+                return Ok((call, self.judge(call, &answer)?));
+            }
+            socket.cancel(id).await?;
+        }
+        let answer = answer.await.context("the connection ended")?;
+        Ok((call, self.judge(call, &answer)?))
+    }
+
+    async fn heard_of(&self, call: u64) {
+        loop {
+            let hearing = self.hearing.notified();
+            if self.heard.lock().unwrap().contains(&call) {
+                return;
+            }
+            hearing.await;
+        }
+    }
+
+    /// Its own answer, or an error that is true.
+    fn judge(&self, call: u64, answer: &Value) -> Result<Ending> {
+        let wrong = || {
+            format!(
+                "call {call} of session {} with {:?} got {answer}",
+                self.number,
+                self.plan(call)
+            )
+        };
+        let ending = match (answer.get("result"), answer["error"]["data"]["code"].as_str()) {
+            (Some(result), None) => {
+                ensure!(*result == self.answer(call), wrong());
+                Ending::Answered
+            }
+            (None, Some("tool_error")) => {
+                ensure!(answer["error"]["code"] == -32000, wrong());
+                ensure!(answer["error"]["message"] == format!("no {call}"), wrong());
+                Ending::Failed
+            }
+            (None, Some("timeout")) => {
+                ensure!(answer["error"]["code"] == -32004, wrong());
+                Ending::Timeout
+            }
+            (None, Some("caller_disconnected")) => {
+                ensure!(answer["error"]["code"] == -32005, wrong());
+                Ending::Lost
+            }
+            (None, Some("unavailable")) => Ending::Cancelled,
+            _ => anyhow::bail!(wrong()),
+        };
+        let true_ending = match self.plan(call).fate {
+            // A machine that is too busy loses callers and runs out of time; that is true, too.
+            _ if matches!(ending, Ending::Lost | Ending::Timeout) => true,
+            Fate::Answer => ending == Ending::Answered,
+            Fate::Fail => ending == Ending::Failed,
+            Fate::Ignore => false,
+            Fate::Cancel => ending == Ending::Cancelled,
+        };
+        ensure!(true_ending, wrong());
+        Ok(ending)
+    }
+
+    /// The caller's side: a stream that breaks again and again, sometimes from the start.
+    async fn listen(self: Arc<Self>) -> Result<()> {
+        let mut over = self.over.subscribe();
+        let mut rng = StdRng::seed_from_u64(self.seed.wrapping_add(self.number));
+        let (mut last, mut known) = (self.from, HashSet::new());
+        let mut work = tokio::task::JoinSet::new();
+        while !*over.borrow() {
+            let since = if rng.random_ratio(1, 4) { self.from } else { last };
+            // A server that is too busy says so; whoever listens comes back.
+            let Ok(mut stream) = self.caller.events(&self.session, Some("app"), since).await else {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                continue;
+            };
+            for _ in 0..rng.random_range(10..80) {
+                let event = tokio::select! {
+                    event = stream.next() => event,
+                    _ = over.wait_for(|over| *over) => break,
+                };
+                let Some(Ok(event)) = event else { break };
+                last = last.max(event["index"].as_i64().context("index")?);
+                if event["type"] != "caller_tool_request" {
+                    continue;
+                }
+                if known.insert(text(&event, "request_id")?) {
+                    work.spawn(self.clone().serve(event));
+                } else {
+                    self.repeats.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            drop(stream);
+            self.reconnects.fetch_add(1, Ordering::Relaxed);
+            // The fault itself: a caller that is away for a moment.
+            tokio::time::sleep(Duration::from_millis(rng.random_range(0..60))).await;
+        }
+        while let Some(served) = work.join_next().await {
+            served??;
+        }
+        Ok(())
+    }
+
+    /// One request: perhaps forged, late, twice; or not at all.
+    async fn serve(self: Arc<Self>, event: Value) -> Result<()> {
+        let call = event["arguments"]["call"].as_u64().context("call")?;
+        let plan = self.plan(call);
+        let mut response = json!({ "session_id": self.session, "request_id": event["request_id"] });
+        if plan.forged {
+            let mut forged = response.clone();
+            forged["result"] = json!("forged");
+            // Once it is over, and long forgotten, nobody knows any more whose it was.
+            let said = self.respond(&self.stranger, &forged).await?;
+            let refused = said
+                .as_ref()
+                .is_err_and(|code| code == "permission_denied" || code == "not_found");
+            ensure!(refused, "forged: {said:?}");
+        }
+        if plan.fate == Fate::Cancel {
+            self.heard.lock().unwrap().insert(call);
+            self.hearing.notify_waiters();
+        }
+        tokio::time::sleep(plan.latency).await;
+        match plan.fate {
+            Fate::Answer => response["result"] = self.answer(call),
+            Fate::Fail => response["error"] = json!(format!("no {call}")),
+            Fate::Ignore | Fate::Cancel => return Ok(()),
+        }
+        let said = self.respond(&self.caller, &response).await?;
+        if plan.twice {
+            let again = self.respond(&self.caller, &response).await?;
+            let code = if said.is_ok() { "conflict" } else { "not_found" };
+            ensure!(
+                again.as_ref().is_err_and(|said| said == code),
+                "given twice: {again:?}"
+            );
+        }
+        self.answers.lock().unwrap().insert(call, said);
+        Ok(())
+    }
+
+    /// Gives an answer; the refusal is its code. A server that is too busy is asked again.
+    async fn respond(&self, whose: &Api, response: &Value) -> Result<Result<(), String>> {
+        let _place = self.room.acquire().await?;
+        loop {
+            match whose.try_call("caller_tool_response", response).await? {
+                Ok(_) => return Ok(Ok(())),
+                Err(error) if error.code == "unavailable" => {
+                    tokio::time::sleep(Duration::from_millis(200)).await
+                }
+                Err(error) => return Ok(Err(error.code)),
+            }
+        }
+    }
+
+    /// Agent, caller and log must tell the same story.
+    async fn compare(&self, admin: &Api, endings: &[Ending]) -> Result<()> {
+        let log = admin.log(&self.session).await?;
+        let mut asked = HashMap::new();
+        let mut outcomes: HashMap<u64, Vec<String>> = HashMap::new();
+        for (index, event) in log.iter().enumerate() {
+            ensure!(event["index"] == index, "a hole before {event}");
+            match event["type"].as_str() {
+                Some("caller_tool_request") => {
+                    let call = event["arguments"]["call"].as_u64().context("call")?;
+                    let before = asked.insert(text(event, "request_id")?, call);
+                    ensure!(before.is_none(), "a request id twice");
+                }
+                Some("caller_tool_done") => {
+                    let call = asked
+                        .get(&text(event, "request_id")?)
+                        .context("done before it was asked")?;
+                    outcomes.entry(*call).or_default().push(text(event, "outcome")?);
+                }
+                _ => {}
+            }
+        }
+        let answers = self.answers.lock().unwrap();
+        for (call, ending) in self.calls.clone().zip(endings) {
+            let outcome = match ending {
+                Ending::Answered => "answered",
+                Ending::Failed => "error",
+                Ending::Timeout => "timeout",
+                Ending::Lost => "disconnected",
+                Ending::Cancelled => "cancelled",
+            };
+            let said = outcomes.get(&call);
+            // Whoever gives a call up just when it is over need not learn which came first.
+            let lost = |all: &Vec<String>| *all == ["timeout"] || *all == ["disconnected"];
+            let at_once = *ending == Ending::Cancelled && said.is_some_and(lost);
+            ensure!(
+                at_once || said.is_some_and(|all| *all == [outcome]),
+                "call {call} ended {ending:?}, the log says {said:?}"
+            );
+            match (answers.get(&call), ending) {
+                (Some(Ok(())), Ending::Answered | Ending::Failed)
+                | (None, Ending::Cancelled | Ending::Timeout | Ending::Lost) => {}
+                (Some(Err(code)), Ending::Timeout | Ending::Lost) if code == "not_found" => {}
+                (said, ending) => anyhow::bail!("call {call} ended {ending:?}, its answer {said:?}"),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Starts a session whose agent does nothing, lent one tool; gives its id and its socket.
+async fn session(admin: &Api, caller: &Api, project: &str) -> Result<(String, String)> {
+    let lent = json!({ "caller_id": "app", "caller_tools": [{ "name": "echo" }] });
+    let message =
+        json!({ "message": "go", "project_id": project, "agent": "idle", "context": lent, "wait": true });
+    let session = text(&caller.call("session_message", message).await?, "session_id")?;
+    let shown = admin
+        .call("session_get", json!({ "session_id": session }))
+        .await?;
+    Ok((session, text(&shown, "relay_socket")?))
+}
+
+/// What a server holds once it holds the same twice in a row.
+async fn at_rest(server: &Server) -> Result<Footprint> {
+    let mut before = server.footprint().await?;
+    loop {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let now = server.footprint().await?;
+        if now == before && now.calls == 0 && now.held == 0 {
+            return Ok(now);
+        }
+        before = now;
+    }
+}
+
+/// Nothing may be left of what was done since: a few tasks and descriptors come and go by themselves.
+async fn nothing_left(server: &Server, before: Footprint) -> Result<Footprint> {
+    settles("nothing to be left", || async {
+        let now = server.footprint().await.map_err(|e| e.to_string())?;
+        let good = now.calls == 0
+            && now.held == 0
+            && now.descriptors <= before.descriptors + 4
+            && now.tasks <= before.tasks + 4
+            && now.sessions == before.sessions;
+        good.then_some(now)
+            .ok_or_else(|| format!("{now:?}, before {before:?}"))
+    })
+    .await
+}
+
+/// Where storms happen: the server, its sessions, and the token of each one's caller.
+struct Field {
+    server: Server,
+    seed: u64,
+    stranger: String,
+    sessions: Vec<(String, String, String)>,
+}
+
+impl Field {
+    async fn start(seed: u64) -> Result<Self> {
+        let server = Server::start("[relay]\ncaller_timeout = '60s'\nreconnect_grace = '8s'\n").await?;
+        let project = server.admin().project(SESSIONS).await?;
+        server
+            .admin()
+            .scripted("idle", json!([[{ "say": "here" }]]))
+            .await?;
+        let mut tokens = Vec::new();
+        for _ in 0..5 {
+            tokens.push(server.token("write").await?);
+        }
+        let stranger = server.token("write").await?;
+        let (admin, url) = (Api::new(&server.url(), server.admin().token()), server.url());
+        let sessions = stream::iter(0..SESSIONS as usize)
+            .map(|number| {
+                let (admin, token, project) = (&admin, &tokens[number % tokens.len()], &project);
+                let caller = Api::new(&url, token);
+                async move {
+                    let (id, socket) = session(admin, &caller, project).await?;
+                    anyhow::Ok((id, socket, token.clone()))
+                }
+            })
+            .buffer_unordered(8)
+            .try_collect()
+            .await?;
+        Ok(Self {
+            server,
+            seed,
+            stranger,
+            sessions,
+        })
+    }
+
+    /// A hundred calls in each session at once, everything that can go wrong going wrong.
+    async fn storm(&self, calls: std::ops::Range<u64>) -> Result<()> {
+        let started = Instant::now();
+        let (stranger, room) = (
+            Api::new(&self.server.url(), &self.stranger),
+            Arc::new(Semaphore::new(200)),
+        );
+        let mut scenes = Vec::new();
+        for (number, (session, socket, token)) in (0..).zip(&self.sessions) {
+            let log = self.server.admin().log(session).await?;
+            scenes.push(Arc::new(Scene {
+                number,
+                calls: calls.clone(),
+                from: log.len() as i64 - 1,
+                seed: self.seed,
+                session: session.clone(),
+                socket: socket.clone(),
+                caller: Api::new(&self.server.url(), token),
+                stranger: stranger.clone(),
+                room: room.clone(),
+                heard: Mutex::default(),
+                hearing: Notify::new(),
+                answers: Mutex::default(),
+                over: watch::Sender::new(false),
+                reconnects: AtomicU64::new(0),
+                repeats: AtomicU64::new(0),
+            }));
+        }
+        let listeners: Vec<_> = scenes
+            .iter()
+            .map(|scene| tokio::spawn(scene.clone().listen()))
+            .collect();
+        let agents = scenes.iter().map(|scene| {
+            let scene = scene.clone();
+            async move { tokio::spawn(async move { scene.agent().await }).await? }
+        });
+        let endings = try_join_all(agents).await?;
+        for listener in listeners {
+            listener.await??;
+        }
+        println!(
+            "{} calls in {:.1} s",
+            endings.iter().map(Vec::len).sum::<usize>(),
+            started.elapsed().as_secs_f64()
+        );
+        for (scene, endings) in scenes.iter().zip(&endings) {
+            scene.compare(self.server.admin(), endings).await?;
+        }
+        let count = |ending: Ending| endings.iter().flatten().filter(|e| **e == ending).count();
+        let sum =
+            |of: fn(&Scene) -> &AtomicU64| scenes.iter().map(|s| of(s).load(Ordering::Relaxed)).sum::<u64>();
+        let (answered, failed) = (count(Ending::Answered), count(Ending::Failed));
+        let (timeout, cancelled) = (count(Ending::Timeout), count(Ending::Cancelled));
+        let lost = count(Ending::Lost);
+        let (reconnects, repeats) = (sum(|s| &s.reconnects), sum(|s| &s.repeats));
+        println!(
+            "{answered} answered, {failed} failed, {timeout} timed out, {lost} lost, {cancelled} cancelled"
+        );
+        println!("{reconnects} reconnects, {repeats} requests heard again");
+        ensure!(reconnects > SESSIONS && repeats > 0, "nobody was ever away");
+        ensure!(
+            answered > endings.len() * CALLS as usize / 2,
+            "hardly anything was answered"
+        );
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_ends_once_with_its_own_answer_or_a_true_error() -> Result<()> {
+    let mut field = Field::start(seed()).await?;
+    let before = at_rest(&field.server).await?;
+    field.storm(0..CALLS).await?;
+    nothing_left(&field.server, before).await?;
+    // What the first storm left in memory is the allocator's to use again: a second one needs no more.
+    let memory = field.server.resident()?;
+    field.storm(CALLS..2 * CALLS).await?;
+    let after = nothing_left(&field.server, before).await?;
+    let grown = field.server.resident()?.saturating_sub(memory) >> 20;
+    println!(
+        "before {before:?}\nafter  {after:?}\nmemory {} MiB + {grown} MiB",
+        memory >> 20
+    );
+    ensure!(grown < 48, "the server grew by {grown} MiB");
+    field.server.stop().await
+}
+
+/// One session, many thousands of calls: what it costs does not grow with their number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_thousand_calls_through_one_session_leave_nothing() -> Result<()> {
+    const WAVES: u64 = 100;
+    const WIDE: u64 = 200;
+    let mut server = Server::start("").await?;
+    let project = server.admin().project(10).await?;
+    server
+        .admin()
+        .scripted("idle", json!([[{ "say": "here" }]]))
+        .await?;
+    let token = server.token("write").await?;
+    let caller = Api::new(&server.url(), &token);
+    let (session, socket_path) = session(server.admin(), &caller, &project).await?;
+    drop(caller);
+    let before = at_rest(&server).await?;
+    let (mut memory, mut last) = (0, -1);
+    for wave in 0..WAVES {
+        let caller = Api::new(&server.url(), &token);
+        let mut stream = caller.events(&session, Some("app"), last).await?;
+        let socket = Socket::open(&socket_path).await?;
+        let calls = (0..WIDE).map(|call| {
+            let arguments = json!({ "call": wave * WIDE + call });
+            let socket = &socket;
+            async move {
+                let answer = socket
+                    .call("caller_tool", json!({ "tool": "echo", "arguments": arguments }))
+                    .await?;
+                ensure!(answer["result"] == arguments, "{answer}");
+                Ok(())
+            }
+        });
+        let answers = async {
+            let mut work = tokio::task::JoinSet::new();
+            for _ in 0..WIDE {
+                let event = stream
+                    .until("a request", |e| e["type"] == "caller_tool_request")
+                    .await?;
+                last = event["index"].as_i64().context("index")?;
+                let response = json!({ "session_id": event["session_id"], "request_id": event["request_id"],
+                    "result": event["arguments"] });
+                let caller = caller.clone();
+                work.spawn(async move { caller.call("caller_tool_response", response).await });
+            }
+            while let Some(answered) = work.join_next().await {
+                answered??;
+            }
+            Ok(())
+        };
+        tokio::try_join!(try_join_all(calls), answers)?;
+        drop((stream, socket, caller));
+        // The first waves fill what is bounded: caches, remembered requests, the allocator's reserves.
+        if wave == WAVES / 4 {
+            at_rest(&server).await?;
+            memory = server.resident()?;
+        }
+    }
+    let after = nothing_left(&server, before).await?;
+    let grown = server.resident()?.saturating_sub(memory) >> 20;
+    println!(
+        "before {before:?}, after {after:?}, memory {} MiB + {grown} MiB",
+        memory >> 20
+    );
+    ensure!(grown < 24, "the server grew by {grown} MiB");
+    server.stop().await
+}
