@@ -166,6 +166,9 @@ pub struct ServerRow {
     pub status: Light,
     /// Since when.
     pub since: jiff::Timestamp,
+    /// When its last health check ended, or its last start that succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_check: Option<jiff::Timestamp>,
     /// Why it is not green, with the tail of its stderr.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

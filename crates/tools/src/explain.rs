@@ -34,6 +34,7 @@ pub fn preview(definition: &AgentDefinition, catalog: &[Arc<ToolDefinition>]) ->
                 Light::Yellow
             },
             since: now,
+            last_check: None,
             error: offer.down.clone(),
             next_retry: None,
             tools: offer.tools.len(),

@@ -47,10 +47,12 @@ async fn stdio_mcp_server_spawned() {
     });
     bench.spec.env = Arc::new(HashMap::from([("HOST_TOKEN".to_owned(), "hunter22".to_owned())]));
     let upstream = Upstream::start(bench.spec.clone());
-    assert_eq!(upstream.status().status, Yellow, "starting");
+    let row = upstream.status();
+    assert_eq!((row.status, row.last_check), (Yellow, None), "starting");
     soon("ready", upstream.settled()).await;
 
     let row = upstream.status();
+    assert!(row.last_check.is_some(), "it answered when it was started");
     assert_eq!(
         (row.status, row.transport.as_str(), row.error),
         (Green, "stdio", None)
@@ -368,7 +370,9 @@ async fn mcp_health_check() {
     .await;
     let check = json!({"healthCheck":{"intervalMs":30,"timeoutMs":100,"failures":2}});
     let bench = Bench::new(at("tcp", address, check));
-    let _upstream = bench.up().await;
+    let upstream = bench.up().await;
+    bench.recorder.wait("health_changed", 3).await;
+    assert!(upstream.status().last_check.is_some(), "a check that found it down is one");
     bench.recorder.wait("health_changed", 5).await;
     let lights = bench.recorder.lights();
     assert_eq!(
@@ -422,7 +426,9 @@ async fn mcp_health_check_of_servers_without_ping() {
         for _ in 0..4 {
             soon("a check", checks.recv()).await.unwrap();
         }
-        assert_eq!(upstream.status().status, Green);
+        let row = upstream.status();
+        assert_eq!(row.status, Green);
+        assert!(row.last_check > Some(row.since), "three checks are over: {row:?}");
         assert_eq!(bench.recorder.lights(), [(Yellow, Green)]);
     }
 }

@@ -138,6 +138,7 @@ impl Server {
                 transport: "builtin".into(),
                 status: Light::Green,
                 since: *since,
+                last_check: None,
                 error: None,
                 next_retry: None,
                 tools: 1,

@@ -34,6 +34,8 @@ pub(super) struct View {
     pub(super) phase: Phase,
     pub(super) light: Light,
     pub(super) since: Timestamp,
+    /// The end of the last health check, or of the start if there was none since.
+    last_check: Option<Timestamp>,
     pub(super) error: Option<Arc<str>>,
     pub(super) next_retry: Option<Timestamp>,
     /// The first start is over.
@@ -64,6 +66,7 @@ impl Board {
             phase: Phase::Coming,
             light: Light::Yellow,
             since: Timestamp::now(),
+            last_check: None,
             error: None,
             next_retry: None,
             settled: false,
@@ -110,6 +113,7 @@ impl Board {
             transport: self.transport.into(),
             status: view.light,
             since: view.since,
+            last_check: view.last_check,
             error: view.error.as_deref().map(str::to_owned),
             next_retry: view.next_retry,
             tools: self.tools.read().len(),
@@ -135,6 +139,7 @@ impl Board {
         });
         *self.tools.write() = tools.into();
         self.connection.store(Some(connection));
+        self.heard();
         self.show(Phase::Up, Light::Green, None, None);
         self.changes.send_modify(|version| *version += 1);
     }
@@ -145,6 +150,12 @@ impl Board {
             *self.tools.write() = tools.into();
             self.changes.send_modify(|version| *version += 1);
         }
+    }
+
+    /// A health check ended just now, whatever it found.
+    pub(super) fn heard(&self) {
+        self.view
+            .send_modify(|view| view.last_check = Some(Timestamp::now()));
     }
 
     /// A health check was good, or missed for this reason.
@@ -209,6 +220,7 @@ impl Board {
                 phase,
                 light,
                 since,
+                last_check: view.last_check,
                 error,
                 next_retry,
                 settled,

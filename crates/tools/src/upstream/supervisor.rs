@@ -223,7 +223,9 @@ async fn health(connection: &Connection, board: &Board, spec: &UpstreamSpec) -> 
     let mut missed = 0;
     loop {
         tokio::time::sleep(Duration::from_millis(check.interval_ms)).await;
-        match connection.check(Duration::from_millis(check.timeout_ms)).await {
+        let found = connection.check(Duration::from_millis(check.timeout_ms)).await;
+        board.heard();
+        match found {
             Ok(()) => {
                 missed = 0;
                 board.checked(None);
