@@ -89,6 +89,11 @@ impl ServerHandler for Stub {
                 result.structured_content = Some(json!({ "echoed": arguments }));
                 result
             }
+            // As many bytes as asked for, as a server of a sandbox may well give.
+            "big" => {
+                let bytes = arguments["bytes"].as_u64().unwrap_or(0) as usize;
+                CallToolResult::success(text("x".repeat(bytes)))
+            }
             "fail" => CallToolResult::error(text("it did not work")),
             // Answers only once two calls are inside at the same time.
             "meet" => {

@@ -12,7 +12,7 @@
 //! - [`memory`]: what was said before, kept by the host.
 //! - [`script`]: a model that follows a file; [`model`]: one that is asked over HTTP.
 //! - [`turn`]: tool calls as both make them; [`tools`]: the MCP servers behind them.
-//! - [`voice`]: everything it says while a turn runs.
+//! - [`voice`]: everything it says while a turn runs; [`report`]: how much of a call and its result.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -20,6 +20,7 @@ mod acp;
 mod config;
 mod memory;
 mod model;
+mod report;
 mod script;
 mod session;
 mod tools;

@@ -14,7 +14,8 @@ use agent_client_protocol::{
     },
 };
 use oubliette_protocol::{Object, tool::CallResult};
-use serde_json::Value;
+
+use crate::report;
 
 /// Speaks for one session.
 #[derive(Clone)]
@@ -46,7 +47,7 @@ impl Voice {
         let call = ToolCall::new(id.to_owned(), tool)
             .name(tool.to_owned())
             .status(ToolCallStatus::InProgress)
-            .raw_input(Value::Object(arguments.clone()));
+            .raw_input(report::asked(arguments));
         self.send(SessionUpdate::ToolCall(call));
     }
 
@@ -57,6 +58,7 @@ impl Voice {
         } else {
             ToolCallStatus::Completed
         };
+        let result = report::told(result);
         // ACP's content blocks are MCP's; one this version does not know is still in the raw output.
         let content = result.content.iter().filter_map(|block| {
             let block: ContentBlock = serde_json::from_value(block.clone()).ok()?;
@@ -65,7 +67,7 @@ impl Voice {
         let fields = ToolCallUpdateFields::new()
             .status(status)
             .content(content.collect::<Vec<_>>())
-            .raw_output(serde_json::to_value(result).ok());
+            .raw_output(serde_json::to_value(&*result).ok());
         self.send(SessionUpdate::ToolCallUpdate(ToolCallUpdate::new(
             id.to_owned(),
             fields,

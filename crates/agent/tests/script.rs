@@ -73,6 +73,24 @@ async fn a_turn_says_calls_and_shows_results() {
 }
 
 #[tokio::test]
+async fn a_result_of_ten_megabytes_is_told_from_its_beginning() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps = json!([[call("big", json!({ "bytes": 10_000_000 })), { "say": "read" }]]);
+    let mut agent = Agent::start(&script(steps), Kept::default());
+    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let answer = agent.prompt(&session, "go").await;
+
+    assert_eq!(answer["result"]["stopReason"], "end_turn");
+    assert_eq!(agent.said(), "read");
+    let result = agent.of_kind("tool_call_update")[0];
+    assert_eq!(result["status"], "completed");
+    assert!(result.to_string().len() < 2 * 1024 * 1024);
+    let text = result["rawOutput"]["content"][0]["text"].as_str().unwrap();
+    assert!(text.len() > 500_000 && text.ends_with("more bytes were dropped]"));
+    assert_eq!(result["content"][0]["content"]["text"], text);
+}
+
+#[tokio::test]
 async fn parallel_calls_are_open_at_the_same_time() {
     let dir = tempfile::tempdir().unwrap();
     let steps =
