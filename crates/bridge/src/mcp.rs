@@ -12,7 +12,7 @@ use std::{
 
 use oubliette_protocol::{
     Object,
-    relay::{AgentCallParams, CallerToolParams, OwnCallParams, method},
+    relay::{AgentCallParams, CallerToolParams, MAX_LINE, OwnCallParams, method},
     tool::CallResult,
 };
 use oubliette_relay::{CallOptions, Progress};
@@ -29,6 +29,7 @@ use rmcp::{
     service::{
         NotificationContext, RequestContext, RunningService, ServerInitializeError, SubscriptionContext,
     },
+    transport::async_rw::AsyncRwTransport,
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -46,6 +47,9 @@ const FIRST_LIST: Duration = Duration::from_secs(10);
 const STILL_HERE: Duration = Duration::from_secs(5);
 /// How many reports of one call may wait to be passed on.
 const MAX_REPORTS: usize = 16;
+/// The longest line that is read. More than the relay carries, so that a call that is too large is refused
+/// with a reason: a line past this is dropped, and its sender would wait for ever.
+const LONGEST_LINE: usize = 4 * MAX_LINE;
 /// How long open calls may take to end once the agent has closed stdin.
 const LAST_CALLS: Duration = Duration::from_secs(1);
 
@@ -61,7 +65,8 @@ pub(crate) struct Bridge {
 pub(crate) async fn serve(bridge: Bridge) -> ExitCode {
     let (stdin, stdout, ended) = stdio::open();
     let serving = async {
-        match bridge.serve((stdin, stdout)).await {
+        let transport = AsyncRwTransport::new(stdin, stdout).with_max_line_length(LONGEST_LINE);
+        match bridge.serve(transport).await {
             Ok(running) => wait(running).await,
             Err(ServerInitializeError::ConnectionClosed(_)) => ExitCode::SUCCESS,
             Err(why) => {

@@ -1,12 +1,15 @@
 //! An answer of the relay as MCP sees it.
 
-use oubliette_protocol::{Error, tool::CallResult};
+use oubliette_protocol::{Error, ErrorCode, relay::MAX_LINE, tool::CallResult};
 use oubliette_relay::CallError;
 use rmcp::model::{CallToolResult, ContentBlock, ProtocolVersion};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::registry::Route;
+
+/// The most a result may take as JSON. Clients drop a longer line without a word, and the call would hang.
+const MOST: usize = MAX_LINE - 64 * 1024;
 
 /// What an answer by this route means.
 pub(crate) fn answered(route: &Route, value: Value) -> CallResult {
@@ -64,7 +67,47 @@ pub(crate) fn to_mcp(result: CallResult, version: Option<&ProtocolVersion>) -> C
         false => CallToolResult::success(blocks),
     };
     mcp.structured_content = structured;
-    mcp
+    carried(mcp)
+}
+
+/// The result if it can be carried; else without what it says twice; else an error that says why.
+fn carried(mut result: CallToolResult) -> CallToolResult {
+    let bytes = size(&result);
+    if bytes <= MOST {
+        return result;
+    }
+    // The text is the same data, and what models are shown.
+    let twice = !result.content.is_empty() && result.structured_content.take().is_some();
+    if twice && size(&result) <= MOST {
+        return result;
+    }
+    let message = format!(
+        "the tool ran, but its result is too large to hand over: {bytes} bytes of JSON, at most {MOST} can be; \
+         ask for less at once"
+    );
+    let error = Error::new(ErrorCode::LimitExceeded, message);
+    let mut refused = CallToolResult::error(vec![ContentBlock::text(error.message.clone())]);
+    refused.structured_content = Some(error.body());
+    refused
+}
+
+/// How many bytes of JSON a result is.
+fn size(result: &CallToolResult) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    match serde_json::to_writer(&mut count, result) {
+        Ok(()) => count.0,
+        Err(_) => usize::MAX,
+    }
 }
 
 /// A block of a kind this revision does not know is shown as its JSON rather than lost.

@@ -83,6 +83,63 @@ async fn content_a_caller_sends_keeps_its_shape() {
 }
 
 #[tokio::test]
+async fn a_large_result_arrives_or_is_refused_with_a_reason() {
+    let mut server = Server::with_callers(&[myapp()]);
+    let mut agent = server.agent();
+    agent.initialize().await;
+    agent.names().await;
+
+    // Ten megabytes are carried whole.
+    let ten = json!({"content":[{"type":"text","text":"x".repeat(10_000_000)}],"isError":false});
+    let id = agent.start_call("myapp_plain", json!({})).await;
+    server.asked().await.answer(ten.clone());
+    assert!(agent.answer(id).await["result"] == ten);
+
+    // As data and as text it would be a line that clients drop: the text is enough.
+    let id = agent.start_call("myapp_plain", json!({})).await;
+    server
+        .asked()
+        .await
+        .answer(json!({ "rows": "x".repeat(10_000_000) }));
+    let result = agent.answer(id).await["result"].clone();
+    assert_eq!(result["isError"], false);
+    assert!(result.get("structuredContent").is_none());
+    assert!(result["content"][0]["text"].as_str().unwrap().len() > 10_000_000);
+
+    // Escaped twice it does not fit either way.
+    let id = agent.start_call("myapp_plain", json!({})).await;
+    server
+        .asked()
+        .await
+        .answer(json!({ "rows": "\"".repeat(6_000_000) }));
+    let result = agent.answer(id).await["result"].clone();
+    assert_eq!(result["isError"], true);
+    assert_eq!(result["structuredContent"]["error"]["code"], "limit_exceeded");
+
+    // What the relay itself cannot carry is refused there, and the connection lives on.
+    let id = agent.start_call("myapp_plain", json!({})).await;
+    server.asked().await.answer(json!("x".repeat(17 * 1024 * 1024)));
+    let result = agent.answer(id).await["result"].clone();
+    assert_eq!(result["structuredContent"]["error"]["code"], "limit_exceeded");
+    let id = agent.start_call("myapp_plain", json!({})).await;
+    server.asked().await.answer(json!("small"));
+    assert_eq!(agent.answer(id).await["result"]["content"][0]["text"], "small");
+}
+
+#[tokio::test]
+async fn arguments_too_large_to_carry_are_refused_with_a_reason() {
+    let server = Server::with_callers(&[myapp()]);
+    let mut agent = server.agent();
+    agent.initialize().await;
+    agent.names().await;
+    let id = agent
+        .start_call("myapp_plain", json!({ "text": "x".repeat(17 * 1024 * 1024) }))
+        .await;
+    let result = agent.answer(id).await["result"].clone();
+    assert_eq!(result["structuredContent"]["error"]["code"], "limit_exceeded");
+}
+
+#[tokio::test]
 async fn every_error_of_the_relay_is_an_error_result_with_its_code() {
     let mut server = Server::with_callers(&[myapp()]);
     let mut agent = server.agent();
