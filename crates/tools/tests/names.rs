@@ -18,6 +18,7 @@ fn offer(id: &str, tools: &[&str]) -> Offer {
             name: (*name).into(),
             description: format!("does {name}"),
             input_schema: json!({"type":"object"}).into(),
+            note: None,
         })
     };
     Offer {

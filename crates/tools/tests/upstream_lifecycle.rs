@@ -372,7 +372,10 @@ async fn mcp_health_check() {
     let bench = Bench::new(at("tcp", address, check));
     let upstream = bench.up().await;
     bench.recorder.wait("health_changed", 3).await;
-    assert!(upstream.status().last_check.is_some(), "a check that found it down is one");
+    assert!(
+        upstream.status().last_check.is_some(),
+        "a check that found it down is one"
+    );
     bench.recorder.wait("health_changed", 5).await;
     let lights = bench.recorder.lights();
     assert_eq!(

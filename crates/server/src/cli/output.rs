@@ -98,7 +98,8 @@ pub fn listing(items: &[Value], columns: &[(&str, &str)], none: &str) -> String 
 
 /// Times to the second: the rest is for programs.
 fn short(name: &str, text: &str) -> String {
-    match (name.ends_with("_at") || name == "ts", text.split_once('.')) {
+    let time = name.ends_with("_at") || matches!(name, "ts" | "last_check");
+    match (time, text.split_once('.')) {
         (true, Some((seconds, _))) => format!("{seconds}Z"),
         _ => text.to_owned(),
     }

@@ -360,6 +360,7 @@ pub fn shown_tools(list: &Value) -> String {
             ("TRANSPORT", "transport"),
             ("LIGHT", "status"),
             ("TOOLS", "tools"),
+            ("CHECKED", "last_check"),
             ("ERROR", "error"),
         ];
         text.push_str("\n\n");
