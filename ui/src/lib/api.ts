@@ -13,17 +13,21 @@ export class ApiError extends Error {
 /** Called when the server says the login is over. Until the next login nothing is asked of it. */
 let onLoggedOut: () => void = () => {};
 let out = false;
+/** Counts logins: an answer to what was asked under an earlier one says nothing about this one. */
+let era = 0;
 export function whenLoggedOut(run: () => void): void {
   onLoggedOut = run;
 }
 
-function over(): void {
+function over(asked: number): void {
+  if (asked !== era) return;
   out = true;
   onLoggedOut();
 }
 
 /** A request whose answer is not JSON: a file, a listing. */
 export async function get(path: string): Promise<Response> {
+  const asked = era;
   let answer: Response;
   try {
     answer = await fetch(path, { credentials: "same-origin" });
@@ -31,13 +35,14 @@ export async function get(path: string): Promise<Response> {
     throw new ApiError("unreachable", "The server cannot be reached. It may be restarting.", 0);
   }
   if (answer.ok) return answer;
-  if (answer.status === 401) over();
+  if (answer.status === 401) over(asked);
   const body = (await answer.json().catch(() => null)) as { error?: { code: string; message: string } } | null;
   throw new ApiError(body?.error?.code ?? "internal", body?.error?.message ?? `The server answered ${answer.status}.`, answer.status);
 }
 
 async function request(path: string, init: RequestInit): Promise<unknown> {
   if (out && path !== "/api/login") throw new ApiError("unauthenticated", "Your login has ended.", 401);
+  const asked = era;
   let answer: Response;
   try {
     answer = await fetch(path, { ...init, credentials: "same-origin" });
@@ -53,7 +58,7 @@ async function request(path: string, init: RequestInit): Promise<unknown> {
   }
   if (!answer.ok) {
     const error = (body as { error?: { code: string; message: string } } | null)?.error;
-    if (answer.status === 401 && path !== "/api/login") over();
+    if (answer.status === 401 && path !== "/api/login") over(asked);
     throw new ApiError(error?.code ?? "internal", error?.message ?? `The server answered ${answer.status}.`, answer.status);
   }
   return body;
@@ -87,6 +92,7 @@ export async function all<T>(name: string, key: string, args: Record<string, unk
 export async function login(token: string): Promise<void> {
   await post("/api/login", { token });
   out = false;
+  era++;
 }
 
 export function logout(): Promise<unknown> {

@@ -89,6 +89,7 @@ export interface ServerRow {
   status: Light;
   since: string;
   error?: string;
+  last_check?: string;
   next_retry?: string;
   tools: number;
 }
