@@ -194,6 +194,49 @@ def test_a_second_stream_keeps_the_caller_present(scene, server):
     scene.absent()
 
 
+def test_a_caller_that_comes_back_is_told_what_still_waits_for_it(scene, server):
+    path = f"/api/sessions/{scene.session}/events"
+    (_, first), (id, answered), (_, second) = scene.ask(), scene.ask(), scene.ask()
+    scene.respond(answered, result="done")
+    assert scene.relay.answer(id)["result"] == "done"
+    scene.log.until("caller_tool_done")
+    last = scene.log.seen[-1]["index"]
+
+    def told(stream: Request, count: int) -> list[tuple[str, int]]:
+        """Type and index of the next events, each with its index as its id."""
+        lines, heard = iter(stream.response), []
+        for line in lines:
+            if line.startswith(b"id:"):
+                at = int(line[3:])
+            elif line.startswith(b"data:"):
+                event = json.loads(line[5:])
+                assert at == event["index"]
+                heard.append((event["type"], at))
+                if len(heard) == count:
+                    return heard
+
+    mine = f"{path}?caller_id=myapp"
+    opened = [
+        Request(server, "GET", f"{mine}&since_index={last}", scene.token),
+        Request(server, "GET", mine, scene.token, Last_Event_ID=str(last)),
+        # Neither of these is the caller.
+        Request(server, "GET", f"{path}?since_index={last}", scene.token),
+        Request(server, "GET", f"{mine}&since_index={last}", server.token("write")),
+        # This one hears them in their place.
+        Request(server, "GET", f"{mine}&since_index={first['index'] - 1}", scene.token),
+    ]
+    with contextlib.ExitStack() as streams:
+        for stream in opened:
+            streams.enter_context(stream)
+            assert stream.response.status == 200
+        _, third = scene.ask()
+        requests = [("caller_tool_request", event["index"]) for event in (first, second, third)]
+        assert told(opened[0], 3) == told(opened[1], 3) == requests
+        assert told(opened[2], 1) == told(opened[3], 1) == requests[2:]
+        whole = told(opened[4], third["index"] - first["index"] + 1)
+        assert [index for _, index in whole] == list(range(first["index"], third["index"] + 1))
+
+
 def test_a_modern_subscription_counts_while_it_is_open(scene, server):
     scene.leave()
     listening = ModernMcp(server, scene.token).listen(scene.session)

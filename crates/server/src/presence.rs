@@ -44,15 +44,14 @@ impl Held {
         Held(app.sessions.hold(key, kind))
     }
 
-    /// An event stream under `/api` that says which caller it is of.
-    pub fn sse(app: &App, grant: &Grant, session: &SessionId, caller: CallerId) -> Self {
-        let key = PresenceKey {
+    /// The key of an event stream under `/api` that says which caller it is of.
+    pub fn sse_key(grant: &Grant, session: &SessionId, caller: CallerId) -> PresenceKey {
+        PresenceKey {
             principal: grant.token_id().cloned(),
             caller_id: Some(caller),
             session: Some(session.clone()),
             mcp_session: None,
-        };
-        Held(app.sessions.hold(key, Kind::Stream))
+        }
     }
 
     /// It ended because Oubliette answered, not because the caller let go.

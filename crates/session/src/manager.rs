@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use futures::{Stream, StreamExt as _, stream};
 use oubliette_protocol::{
     CatalogId, Error, ErrorCode, Object, Principal, Result, Scope, SessionId, Slug, TokenId,
     event::{Event, Status},
@@ -418,17 +419,18 @@ impl Sessions {
             .leave(|declarer| declarer.owner.0.as_ref() == Some(token));
     }
 
-    /// The open requests a stream speaks for, to be delivered again when a caller is back.
-    pub async fn open_requests(&self, key: &PresenceKey) -> Result<Vec<Arc<Event>>> {
+    /// The open requests a stream speaks for, to be delivered again when a caller is back. Which they are
+    /// is settled now; they are read as they are asked for.
+    pub fn open_requests(&self, key: &PresenceKey) -> impl Stream<Item = Result<Arc<Event>>> + Send + use<> {
         let concerned = match &key.session {
             Some(session) => self.in_memory(session).into_iter().collect(),
             None => self.all_in_memory(),
         };
-        let mut events = Vec::new();
-        for live in concerned {
-            events.extend(live.callers.open_requests(key).await?);
-        }
-        Ok(events)
+        let again: Vec<_> = concerned
+            .iter()
+            .map(|live| live.callers.open_requests(key))
+            .collect();
+        stream::iter(again).flatten()
     }
 
     /// How many sessions are in memory.

@@ -10,7 +10,7 @@ use axum::{
         sse::{Event as Frame, KeepAlive, Sse},
     },
 };
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use http::HeaderMap;
 use oubliette_protocol::{CallerId, Error, Result, SessionId, Slug};
 use oubliette_store::DebugFilter;
@@ -79,15 +79,19 @@ pub async fn session(
         if !grant.principal().sees(&row.project_id) {
             return Err(missing());
         }
-        let held = query
-            .caller_id
-            .map(|caller| Held::sse(&doors.app, &grant, &id, caller));
-        let events = doors
-            .app
-            .store
-            .events()
-            .follow(&id, since(&headers, query.since_index));
-        Ok(stream(&doors.app, &grant, events, |e| e.index, held))
+        let since = since(&headers, query.since_index);
+        let live = doors.app.store.events().follow(&id, since);
+        let Some(caller) = query.caller_id else {
+            return Ok(stream(&doors.app, &grant, live, |e| e.index, None));
+        };
+        let key = Held::sse_key(&grant, &id, caller);
+        // Held before the open requests are looked for, so that none falls in between.
+        let held = Held::stream(&doors.app, key.clone());
+        // A caller that is back: what still waits for it is told again, wherever it says it was.
+        let again = doors.app.sessions.open_requests(&key);
+        let again = again.try_filter(move |event| std::future::ready(event.index <= since));
+        let events = again.chain(live);
+        Ok(stream(&doors.app, &grant, events, |e| e.index, Some(held)))
     };
     opened.await.unwrap_or_else(|error| reply::error(&error))
 }

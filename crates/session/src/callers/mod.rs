@@ -2,8 +2,10 @@
 //!
 //! - [`book`]: the pure state machine of one session; [`presence`] and `finished` are its parts.
 //! - [`board`]: what callers hold open, across sessions.
+//! - `again`: open requests read back from the log for a caller that returned.
 //! - [`CallerBook`]: the book with a clock, the event log and whoever waits.
 
+mod again;
 pub mod board;
 pub mod book;
 mod finished;
@@ -21,6 +23,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use futures::Stream;
 use oubliette_protocol::{
     CallerId, Error, Principal, RequestId, Result, Scope, SessionId,
     caller::{Declaration, LentTool, full_name},
@@ -198,21 +201,20 @@ impl CallerBook {
         note_refusal(&self.store, &self.session, request_id, reason);
     }
 
-    /// The open requests of the callers a stream speaks for, to be delivered again, oldest first.
-    pub async fn open_requests(&self, key: &PresenceKey) -> Result<Vec<Arc<Event>>> {
+    /// The open requests of the callers a stream speaks for, to be delivered again, oldest first. Which
+    /// they are is settled now; they are read as they are asked for, page by page.
+    pub fn open_requests(&self, key: &PresenceKey) -> impl Stream<Item = Result<Arc<Event>>> + Send + use<> {
         let owner = Owner(key.principal.clone());
-        let indexes = self.state.lock().book.open_indexes(|caller, declarer| {
+        let mut indexes = self.state.lock().book.open_indexes(|caller, declarer| {
             declarer.owner == owner
                 && key.caller_id.as_ref().is_none_or(|named| named == caller)
                 && (key.caller_id.is_some()
                     || declarer.mcp_session == key.mcp_session
                     || key.session.is_some())
         });
-        let mut events = Vec::with_capacity(indexes.len());
-        for index in indexes {
-            events.extend(self.store.events().read(&self.session, index - 1, 1).await?);
-        }
-        Ok(events)
+        // Calls made at once may be logged in another order than they were opened in.
+        indexes.sort_unstable();
+        again::read(self.store.events().clone(), self.session.clone(), indexes.into())
     }
 
     /// Whether a caller is present.

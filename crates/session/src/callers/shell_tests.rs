@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::TryStreamExt as _;
 use oubliette_protocol::{
     ErrorCode, Principal, Scope, SessionId, Slug, TokenId, WorkspaceId,
     caller::{Context, LentTool},
@@ -294,7 +295,7 @@ async fn a_caller_that_breaks_off_its_stream_has_left_and_one_that_returns_is_to
     let (at, _) = desk.next_request(at).await;
     let kept = desk.call("t");
     let (_, id) = desk.next_request(at).await;
-    let open = desk.book.open_requests(&desk.key()).await.unwrap();
+    let open: Vec<_> = desk.book.open_requests(&desk.key()).try_collect().await.unwrap();
     assert!(
         matches!(&open[..], [event] if matches!(&event.body, EventBody::CallerToolRequest { request_id, .. } if request_id.as_str() == id))
     );
@@ -451,6 +452,10 @@ async fn ten_thousand_calls_wait_at_once_and_each_gets_its_own_answer() {
         }));
     }
     assert_eq!(desk.book.open_calls(), 10_000);
+    // All of them are told again, in the order of the log, whatever the order they were opened in.
+    let again: Vec<_> = desk.book.open_requests(&desk.key()).try_collect().await.unwrap();
+    assert_eq!(again.len(), 10_000);
+    assert!(again.is_sorted_by_key(|event| event.index));
     for (id, arguments) in asked.into_iter().rev() {
         desk.book
             .answer(&desk.caller, id.as_str(), Some(arguments), None)

@@ -20,7 +20,6 @@ use oubliette_protocol::{
     Result,
     event::{Event, EventBody, LOGGER, Status},
 };
-use oubliette_session::PresenceKey;
 use oubliette_store::Follow;
 use parking_lot::Mutex;
 use rmcp::{
@@ -113,8 +112,8 @@ struct Puller {
     attached: HashSet<usize>,
     ready: VecDeque<ServerSseMessage>,
     ended: BoxFuture<'static, ()>,
-    /// Set until the requests that are open already were looked for.
-    returning: Option<PresenceKey>,
+    /// Requests that are open already, until all were told again.
+    returning: Option<BoxStream<'static, Result<Arc<Event>>>>,
     _held: Held,
     _open: Open,
 }
@@ -138,6 +137,8 @@ pub fn frames(
         None => Box::pin(std::future::pending()),
     };
     let key = Held::mcp_key(listener.owner(), &listener.id);
+    // Held before the open requests are looked for, so that none falls in between.
+    let held = Held::stream(&app, key.clone());
     let puller = Puller {
         stream: listener.stream_opened(),
         changes: listener.changes(),
@@ -148,8 +149,8 @@ pub fn frames(
         attached: HashSet::new(),
         ready: VecDeque::new(),
         ended,
-        _held: Held::stream(&app, key.clone()),
-        returning: Some(key),
+        returning: Some(app.sessions.open_requests(&key).boxed()),
+        _held: held,
         _open: listener.hold(),
         app,
         listener,
@@ -169,8 +170,14 @@ impl Puller {
             if let Some(frame) = self.ready.pop_front() {
                 return Some(frame);
             }
-            if let Some(key) = self.returning.take() {
-                self.deliver_again(&key).await;
+            if let Some(open) = &mut self.returning {
+                match open.next().await {
+                    Some(Ok(event)) => self.deliver_again(&event),
+                    Some(Err(error)) => {
+                        tracing::error!(error = %error.for_log(), "open requests are not read")
+                    }
+                    None => self.returning = None,
+                }
                 continue;
             }
             // Marked as seen before it is looked at: what changes meanwhile wakes the stream again.
@@ -198,28 +205,20 @@ impl Puller {
         }
     }
 
-    /// Requests that still wait for this caller and lie before the place it comes back to.
-    async fn deliver_again(&mut self, key: &PresenceKey) {
+    /// A request that still waits for this caller, if it lies before the place it comes back to.
+    fn deliver_again(&mut self, event: &Event) {
         let logs = self.listener.logs();
-        let Ok(open) = self.app.sessions.open_requests(key).await else {
+        let mut numbered = logs.iter().enumerate();
+        let Some((number, log)) = numbered.find(|(_, log)| log.session == event.session_id) else {
             return;
         };
-        for event in open {
-            let Some((number, log)) = logs
-                .iter()
-                .enumerate()
-                .find(|(_, log)| log.session == event.session_id)
-            else {
-                continue;
-            };
-            if event.index <= self.since(number, log)
-                && let Ok(notification) = notification(&event)
-            {
-                // Without an id of its own: it does not move the place the client is at.
-                self.ready.push_back(ServerSseMessage::from_message(
-                    ServerJsonRpcMessage::notification(notification),
-                ));
-            }
+        if event.index <= self.since(number, log)
+            && let Ok(notification) = notification(event)
+        {
+            // Without an id of its own: it does not move the place the client is at.
+            self.ready.push_back(ServerSseMessage::from_message(
+                ServerJsonRpcMessage::notification(notification),
+            ));
         }
     }
 
