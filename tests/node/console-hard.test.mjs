@@ -52,7 +52,7 @@ before(async () => {
     { call: { tool: SCRIPT, arguments: { x: IMG } } },
     { call: { tool: "odd_echo", arguments: { list: [IMG] } } },
   ]], { name: `${IMG} Evil`, description: IMG, tools: { use: ["odd", "dead"], aliases: { fine: `@odd/${IMG}` } } });
-  await server.putAgent("big", bench.admin, [[{ say: "Reading." }, { call: { tool: "odd_big", arguments: { bytes: 5_000_000 } } }, { say: "Read." }]], { name: "Big", tools: { use: ["odd"] } });
+  await server.putAgent("big", bench.admin, [[{ say: "Reading." }, { call: { tool: "odd_big", arguments: { bytes: 10_000_000 } } }, { say: "Read." }]], { name: "Big", tools: { use: ["odd"] } });
   // A call that is stopped at the gate costs next to nothing: ten thousand events in a moment.
   const stopped = Array.from({ length: 50 }, (_, i) => ({ tool: "no_such_tool", arguments: { i } }));
   const turn = Array.from({ length: 100 }, (_, i) => [{ say: `Step ${i}.` }, { parallel: stopped }]).flat();
@@ -112,17 +112,18 @@ test("ten thousand events are shown, scroll, and leave the page usable", async (
 });
 
 test("a result of ten megabytes does not freeze the page", async (t) => {
-  const { session_id } = await bench.api("session_message", { message: "read it", project_id: project, agent: "big", wait: true });
+  const { session_id, status, text } = await bench.api("session_message", { message: "read it", project_id: project, agent: "big", wait: true });
+  assert.deepEqual([status, text], ["idle", "Reading.\nRead."], "the agent lived through it");
   const { events } = await bench.api("session_events", { session_id, max_events: 1000 });
-  const size = JSON.stringify(events.find((e) => e.type === "tool_result")).length;
-  assert.ok(size > 1_000_000, `the result has ${size} bytes`);
+  const told = events.find((e) => e.type === "tool_result");
+  assert.ok(told.ok && /bytes were dropped\]$/.test(told.result.content[0].text), "its report is cut and says so");
   const p = await bench.loggedIn(t, { at: `sessions/${session_id}` });
   const result = p.locator(row("tool_result"));
   await result.locator("summary").click();
   await result.getByRole("button", { name: /Show more/ }).click();
   await result.getByRole("button", { name: /Show more/ }).click();
   const shown = await result.locator("pre").evaluate((pre) => pre.textContent.length);
-  assert.ok(shown > 100_000 && shown <= 400_000, `${shown} characters are on the page`);
+  assert.ok(shown > 100_000 && shown <= 500_000, `${shown} characters are on the page`);
   // It answers: typing, another page and back, the debugger.
   await p.fill(id("composer"), "still here");
   await p.click("nav a[href='#/figures']");

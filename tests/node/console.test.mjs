@@ -93,6 +93,7 @@ test("a killed server turns red and comes back green", async (t) => {
   await p.click(id("debugger-toggle"));
   const light = `${id("server-row")}[data-server="everything"] ${id("status-light")}`;
   await p.waitForSelector(`${light}[data-status="green"]`);
+  await p.locator(`${id("server-row")}[data-server="everything"] ${id("last-check")}`, { hasText: /^checked \d+ s ago$/ }).waitFor();
   const own = started(server.process.pid, "server-everything/dist/index.js");
   assert.ok(own.length, "the server runs beneath ours");
   for (const pid of own) kill(pid);
