@@ -111,9 +111,10 @@ test("a session that starts late pulls nobody back", async (t) => {
   await late.seen;
   await bench.open(p, "projects");
   await p.getByLabel("Name of a new project").fill("being typed");
-  const answered = p.waitForResponse((r) => r.url().endsWith("session_message"));
+  // The list is asked for once more when it has started.
+  const listed = p.waitForResponse((r) => r.url().endsWith("session_list"));
   late.release();
-  await answered;
+  await (await listed).finished();
   await p.evaluate(() => new Promise(requestAnimationFrame));
   assert.match(p.url(), /#\/projects$/);
   assert.equal(await p.getByLabel("Name of a new project").inputValue(), "being typed");
