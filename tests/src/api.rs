@@ -106,6 +106,20 @@ impl Api {
         self.call("agent_put", put).await.map(drop)
     }
 
+    /// Starts a session with an agent that does nothing (`idle`), lent one tool (`app`'s `echo`).
+    pub async fn idle_session(&self, project: &str) -> Result<String> {
+        let lent = json!({ "caller_id": "app", "caller_tools": [{ "name": "echo" }] });
+        let message = json!({ "message": "go", "project_id": project, "agent": "idle", "context": lent,
+            "wait": true });
+        text(&self.call("session_message", message).await?, "session_id")
+    }
+
+    /// Where a session's relay socket is; for an admin.
+    pub async fn relay_socket(&self, session: &str) -> Result<String> {
+        let shown = self.call("session_get", json!({ "session_id": session })).await?;
+        text(&shown, "relay_socket")
+    }
+
     /// All events of a session.
     pub async fn log(&self, session: &str) -> Result<Vec<Value>> {
         let mut log: Vec<Value> = Vec::new();

@@ -4,7 +4,7 @@
 //! agents and a browser; those here are for what needs many connections at once.
 //!
 //! - [`server`]: the process: started, killed, started again; what it holds of the system.
-//! - [`api`]: its tools by plain JSON; [`events`]: a session's stream.
+//! - [`api`]: its tools by plain JSON; [`events`]: a session's stream; [`raw`]: both as bytes, for very many.
 //! - [`socket`]: a session's relay socket, line by line.
 //! - [`link`]: a way to the server that can be cut.
 
@@ -13,6 +13,7 @@
 pub mod api;
 pub mod events;
 pub mod link;
+pub mod raw;
 pub mod server;
 pub mod socket;
 

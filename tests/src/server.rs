@@ -6,6 +6,8 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::Stdio,
+    sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -172,20 +174,58 @@ impl Server {
 
     /// What it holds of the system, and what waits in it.
     pub async fn footprint(&self) -> Result<Footprint> {
-        Footprint::read(&self.admin.metrics().await?)
+        Footprint::read(&self.admin.metrics().await?, self.status("Threads:")?)
+    }
+
+    /// What it holds once it holds the same twice in a row, and no caller anything.
+    pub async fn at_rest(&self) -> Result<Footprint> {
+        let last = Mutex::new(None);
+        settles("the server to be at rest", || async {
+            let now = self.footprint().await.map_err(|e| e.to_string())?;
+            let before = last.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+            match before == Some(now) && now.calls == 0 && now.held == 0 {
+                true => Ok(now),
+                false => {
+                    tokio::time::sleep(Duration::from_millis(300)).await;
+                    Err(format!("{now:?}, just before {before:?}"))
+                }
+            }
+        })
+        .await
+    }
+
+    /// Nothing may be left of what was done since: a few tasks and descriptors come and go by themselves.
+    pub async fn nothing_left(&self, before: Footprint) -> Result<Footprint> {
+        settles("nothing to be left", || async {
+            let now = self.footprint().await.map_err(|e| e.to_string())?;
+            let good = now.calls == 0
+                && now.held == 0
+                && now.descriptors <= before.descriptors + 4
+                && now.tasks <= before.tasks + 4
+                && now.threads <= before.threads + 4
+                && now.sessions == before.sessions;
+            good.then_some(now)
+                .ok_or_else(|| format!("{now:?}, before {before:?}"))
+        })
+        .await
     }
 
     /// Its resident memory, in bytes.
     pub fn resident(&self) -> Result<u64> {
+        Ok(self.status("VmRSS:")? * 1024)
+    }
+
+    /// A number the system keeps about its process.
+    fn status(&self, field: &str) -> Result<u64> {
         let pid = self
             .child
             .as_ref()
             .and_then(Child::id)
             .context("the server runs")?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib: u64 = line.context("VmRSS")?.trim().trim_end_matches(" kB").parse()?;
-        Ok(kib * 1024)
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let number = line.with_context(|| field.to_owned())?;
+        Ok(number.trim().trim_end_matches(" kB").parse()?)
     }
 }
 
@@ -196,6 +236,8 @@ pub struct Footprint {
     pub descriptors: u64,
     /// Tasks of its runtime.
     pub tasks: u64,
+    /// Threads.
+    pub threads: u64,
     /// Caller calls that wait.
     pub calls: u64,
     /// Streams, polls and waiting messages of callers.
@@ -205,7 +247,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    fn read(text: &str) -> Result<Self> {
+    fn read(text: &str, threads: u64) -> Result<Self> {
         let rows: BTreeMap<&str, f64> = text
             .lines()
             .filter(|line| !line.starts_with('#'))
@@ -224,6 +266,7 @@ impl Footprint {
         Ok(Self {
             descriptors: sum("process_open_fds")?,
             tasks: sum("oubliette_tasks")?,
+            threads,
             calls: sum("oubliette_caller_calls_open")?,
             held: sum("oubliette_callers_held")?,
             sessions: sum("oubliette_sessions_live")?,

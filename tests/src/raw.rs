@@ -1,0 +1,101 @@
+//! HTTP as plain bytes: what a million requests cost is then the server's, not the test's.
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
+};
+
+/// One connection for tool calls, one after another.
+pub struct Lane {
+    stream: BufReader<TcpStream>,
+    head: String,
+}
+
+impl Lane {
+    /// Connects.
+    pub async fn open(port: u16, token: &str) -> Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+            head: format!(
+                "Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+            ),
+        })
+    }
+
+    /// Calls a tool; gives the HTTP status.
+    pub async fn post(&mut self, tool: &str, body: &Value) -> Result<u16> {
+        let (body, head) = (body.to_string(), &self.head);
+        let request = format!(
+            "POST /api/tools/{tool} HTTP/1.1\r\n{head}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.stream.get_mut().write_all(request.as_bytes()).await?;
+        let (status, length) = read_head(&mut self.stream).await?;
+        let mut answer = vec![0; length.context("an answer has a length")?];
+        self.stream.read_exact(&mut answer).await?;
+        Ok(status)
+    }
+}
+
+/// A caller's event stream, line by line. Dropped, it is broken off.
+pub struct Lines {
+    stream: BufReader<TcpStream>,
+    line: String,
+}
+
+impl Lines {
+    /// Opens the stream of a session for a caller, after an index.
+    pub async fn open(port: u16, token: &str, session: &str, caller: &str, since: i64) -> Result<Self> {
+        let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
+        // The older version: what follows the head is the stream itself, not chunks of it.
+        let request = format!(
+            "GET /api/sessions/{session}/events?caller_id={caller}&since_index={since} HTTP/1.0\r\n\
+             Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n"
+        );
+        stream.get_mut().write_all(request.as_bytes()).await?;
+        let (status, _) = read_head(&mut stream).await?;
+        anyhow::ensure!(status == 200, "HTTP {status}");
+        Ok(Self {
+            stream,
+            line: String::new(),
+        })
+    }
+
+    /// The next event of a type; others are not looked at.
+    pub async fn next_of(&mut self, kind: &str) -> Result<Value> {
+        let mark = format!("\"type\":\"{kind}\"");
+        loop {
+            self.line.clear();
+            let read = self.stream.read_line(&mut self.line).await?;
+            anyhow::ensure!(read > 0, "the stream ended");
+            if let Some(data) = self.line.strip_prefix("data:")
+                && data.contains(&mark)
+            {
+                return Ok(serde_json::from_str(data)?);
+            }
+        }
+    }
+}
+
+/// The status and the length, if it is said.
+async fn read_head(stream: &mut BufReader<TcpStream>) -> Result<(u16, Option<usize>)> {
+    let mut line = String::new();
+    stream.read_line(&mut line).await?;
+    let status = line.split(' ').nth(1).context("a status line")?.parse()?;
+    let mut length = None;
+    loop {
+        line.clear();
+        stream.read_line(&mut line).await?;
+        match line.trim_end().split_once(':') {
+            None => return Ok((status, length)),
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                length = Some(value.trim().parse()?);
+            }
+            Some(_) => {}
+        }
+    }
+}
