@@ -163,3 +163,29 @@ test("a refusal of the login before does not end the next one", async (t) => {
   await p.evaluate(() => new Promise(requestAnimationFrame));
   assert.equal(await p.locator(id("login-token")).count(), 0, "still logged in");
 });
+
+test("a file that is being read stays open while the list of sessions is looked at again", async (t) => {
+  const { session_id } = await bench.api("session_message", { message: "go", project_id: project, agent: "first", wait: true });
+  const p = await bench.loggedIn(t, { at: `sessions/${session_id}` });
+  await p.getByRole("button", { name: "Files", exact: true }).click();
+  const panel = p.locator(id("files-panel"));
+  await panel.getByRole("button", { name: "quick" }).click();
+  await panel.getByRole("button", { name: "b.txt" }).click();
+  await p.locator(id("file-text"), { hasText: "quick/b.txt" }).waitFor();
+  for (let i = 0; i < 2; i++) await (await p.waitForResponse((r) => r.url().endsWith("session_list"))).finished();
+  await p.evaluate(() => new Promise(requestAnimationFrame));
+  assert.ok(await p.locator(id("file-text")).isVisible());
+});
+
+test("what is chosen for a session before its project is known stays chosen", async (t) => {
+  const p = await bench.loggedIn(t, { at: "figures" });
+  const late = await hold(p, "**/api/tools/project_list");
+  await bench.open(p, "sessions");
+  await late.seen;
+  await p.getByLabel("Workspace").selectOption("new");
+  const listed = p.waitForResponse((r) => r.url().endsWith("workspace_list"));
+  late.release();
+  await (await listed).finished();
+  await p.evaluate(() => new Promise(requestAnimationFrame));
+  assert.equal(await p.getByLabel("Workspace").inputValue(), "new");
+});

@@ -233,6 +233,11 @@ test("admin, catalog, projects and figures open", async (t) => {
   await p.locator(id("token-made")).getByText(/^oub_/).waitFor();
   await p.locator(`${id("doctor")} [data-check="sandbox"]`).waitFor();
   await p.locator(`${id("audit")} [data-action="project_create"]`).first().waitFor();
+  // A long page squeezes no table.
+  for (const name of ["Tokens", "Audit log"]) {
+    const [box, table] = await p.getByRole("region", { name }).evaluate((region) => [region.clientHeight, region.firstElementChild.clientHeight]);
+    assert.ok(box >= table && table > 40, `${name}: ${box} of ${table}`);
+  }
   await p.getByLabel("Only this action").fill("token_create");
   await p.getByLabel("Only this action").press("Enter");
   await p.waitForFunction(() => [...document.querySelectorAll("[data-testid=audit] tbody tr")].every((r) => r.dataset.action === "token_create"));
