@@ -12,6 +12,12 @@ before(async () => {
   await server.putAgent("second", bench.admin, [[{ say: "Second." }]], { name: "Second", description: "the second" });
   const builtin = (which) => ({ id: which, kind: "builtin", description: `the ${which}`, builtinPolicy: { name: "fs_read", allowedPaths: ["./"] } });
   for (const which of ["slow", "quick"]) await bench.api("catalog_put", { id: which, definition: builtin(which) });
+  const { workspaces } = await bench.api("workspace_list", { project_id: project });
+  const files = `${server.url}/api/workspaces/${workspaces[0].workspace_id}/files`;
+  for (const path of ["slow/a.txt", "quick/b.txt"]) {
+    const put = await fetch(`${files}/${path}`, { method: "PUT", headers: { authorization: `Bearer ${bench.admin}` }, body: path });
+    assert.ok(put.ok, await put.text());
+  }
 });
 after(() => bench?.close());
 
@@ -121,12 +127,6 @@ test("a session that starts late pulls nobody back", async (t) => {
 });
 
 test("of two folders opened one after the other, the second is shown", async (t) => {
-  const { workspaces } = await bench.api("workspace_list", { project_id: project });
-  const files = `${server.url}/api/workspaces/${workspaces[0].workspace_id}/files`;
-  for (const path of ["slow/a.txt", "quick/b.txt"]) {
-    const put = await fetch(`${files}/${path}`, { method: "PUT", headers: { authorization: `Bearer ${bench.admin}` }, body: path });
-    assert.ok(put.ok, await put.text());
-  }
   const p = await bench.loggedIn(t, { at: "projects" });
   await p.locator(`[data-project="${project}"] summary`).first().click();
   await p.getByRole("button", { name: "Files" }).first().click();
