@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream};
-use oubliette_tests::{Api, Server, Socket, api::text, raw};
+use oubliette_tests::{Api, Server, Socket, api::text, raw, within};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
@@ -107,7 +107,9 @@ impl Scene {
             tokio::time::sleep(Duration::from_millis(call % 5)).await;
             socket.cancel(id).await?;
         }
-        let answer = answer.await.context("the connection ended")?;
+        let answer = within("a call to end", answer)
+            .await?
+            .context("the connection ended")?;
         self.judge(call, &answer)
     }
 

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream, stream::FuturesUnordered};
-use oubliette_tests::{Api, Server, Socket, api::text, seed};
+use oubliette_tests::{Api, Server, Socket, api::text, seed, within};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -144,7 +144,9 @@ impl Scene {
             }
             socket.cancel(id).await?;
         }
-        let answer = answer.await.context("the connection ended")?;
+        let answer = within("a call to end", answer)
+            .await?
+            .context("the connection ended")?;
         Ok((call, self.judge(call, &answer)?))
     }
 
@@ -352,7 +354,7 @@ struct Field {
 
 impl Field {
     async fn start(seed: u64) -> Result<Self> {
-        let server = Server::start("[relay]\ncaller_timeout = '60s'\nreconnect_grace = '5s'\n").await?;
+        let server = Server::start("[relay]\ncaller_timeout = '40s'\nreconnect_grace = '5s'\n").await?;
         let project = server.admin().project(SESSIONS).await?;
         server
             .admin()

@@ -1,0 +1,90 @@
+//! SPECIFICATION.md keeps its word: every row names a test, and every test it names exists.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::{collections::HashMap, fs, path::Path};
+
+/// Where a test named in SPECIFICATION.md is, if it is anywhere.
+fn missing(
+    root: &Path,
+    file: &str,
+    name: Option<&str>,
+    read: &mut HashMap<String, String>,
+) -> Option<String> {
+    let path = match file.contains('/') {
+        true => root.join(file),
+        false => root.join("tests/python").join(file),
+    };
+    if !read.contains_key(file) {
+        let Ok(text) = fs::read_to_string(&path) else {
+            return Some(format!("there is no {}", path.display()));
+        };
+        read.insert(file.to_owned(), text);
+    }
+    let (text, name) = (&read[file], name?);
+    let defined = match path.extension()?.to_str()? {
+        "py" => format!("def {name}("),
+        "rs" => format!("fn {name}("),
+        _ => name.to_owned(),
+    };
+    (!text.contains(&defined)).then(|| format!("{} has no {name}", path.display()))
+}
+
+#[test]
+fn every_test_named_in_the_specification_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let text = fs::read_to_string(root.join("SPECIFICATION.md")).unwrap();
+    let (mut wrong, mut read, mut named, mut last) = (Vec::new(), HashMap::new(), 0, None);
+    for line in text.lines() {
+        if line.starts_with('#') {
+            last = None;
+        }
+        let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix(" |")) else {
+            continue;
+        };
+        let tests = row.rsplit(" | ").next().unwrap();
+        if tests == "test" {
+            continue;
+        }
+        let quoted: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        if quoted.is_empty() {
+            wrong.push(format!("no test in {line:?}"));
+        }
+        for one in quoted {
+            let (file, name) = match one.split_once("::") {
+                Some((file, name)) => (file, Some(name)),
+                None => (one, None),
+            };
+            // The file of the row above.
+            let file = if file == "…" { last } else { Some(file) };
+            last = file;
+            named += 1;
+            match file {
+                Some(file) => wrong.extend(missing(root, file, name, &mut read)),
+                None => wrong.push(format!("{one}: of which file?")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "SPECIFICATION.md: {wrong:#?}");
+    assert!(named > 40, "hardly a test is named: {named}");
+}
+
+#[test]
+fn every_test_named_after_a_requirement_is_in_the_specification() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let text = fs::read_to_string(root.join("SPECIFICATION.md")).unwrap();
+    for file in fs::read_dir(root.join("tests/python")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|end| end != "py") {
+            continue;
+        }
+        let names = fs::read_to_string(&path).unwrap();
+        let names = names.lines().filter_map(|line| {
+            let name = line.trim_start_matches("async ").strip_prefix("def ")?;
+            name.split('(').next()
+        });
+        for name in names.filter(|name| name.starts_with("test_req_")) {
+            assert!(text.contains(&format!("::{name}`")), "{name} is not listed");
+        }
+    }
+}
