@@ -200,6 +200,11 @@ async def test_only_the_declaring_principal_may_answer(server, admin, caller_tok
         with pytest.raises(ToolFailed) as foreign:
             server.api("caller_tool_response", stranger, **answer)
         assert foreign.value.code == "permission_denied"
+        # To a token of another project the session does not exist; its attempt is seen all the same.
+        elsewhere = server.api("project_create", admin, name="elsewhere")["project_id"]
+        with pytest.raises(ToolFailed) as hidden:
+            server.api("caller_tool_response", server.token("write", project=elsewhere), **answer)
+        assert hidden.value.code == "not_found"
         await caller.respond(request, result="true")
         result = await caller.until("tool_result")
         assert "forged" not in json.dumps(result)
@@ -210,7 +215,7 @@ async def test_only_the_declaring_principal_may_answer(server, admin, caller_tok
             await caller.respond({"request_id": "6f1c1a52-9b39-4d6e-8a53-111111111111"}, result=1)
         assert unknown.value.code == "not_found"
         refused = server.api("debugger_events", admin, session_id=caller.session_id, kinds=["answer_refused"])
-        assert len(refused["events"]) == 3
+        assert len(refused["events"]) == 4
 
 
 async def test_declarations_are_checked_whole(server, admin, caller_token, project):

@@ -377,12 +377,21 @@ impl Sessions {
         result: Option<Value>,
         error: Option<String>,
     ) -> Result<()> {
-        match self.visible_in_memory(principal, id).await? {
-            Some(live) => live.callers.answer(principal, request_id, result, error).await,
-            None => {
-                let refusal = callers::book::Refusal::NotFound;
-                callers::note_refusal(&self.deps.store, id, request_id, refusal.reason());
-                Err(refusal.error())
+        let refused = |refusal: callers::book::Refusal| {
+            callers::note_refusal(&self.deps.store, id, request_id, refusal.reason());
+        };
+        match self.visible_in_memory(principal, id).await {
+            Ok(Some(live)) => live.callers.answer(principal, request_id, result, error).await,
+            Ok(None) => {
+                refused(callers::book::Refusal::NotFound);
+                Err(callers::book::Refusal::NotFound.error())
+            }
+            Err(error) => {
+                // To whom the session is hidden it stays so; whoever watches it sees the attempt.
+                if self.in_memory(id).is_some() {
+                    refused(callers::book::Refusal::Foreign);
+                }
+                Err(error)
             }
         }
     }
