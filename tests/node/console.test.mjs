@@ -247,6 +247,8 @@ test("it fits a telephone and a wall, in light and dark", async (t) => {
   for (const [width, height, colorScheme] of [[360, 720, "light"], [3840, 2160, "dark"]]) {
     const p = await loggedIn(t, admin, { viewport: { width, height }, colorScheme });
     await start(p, "writer");
+    const form = await p.locator("form.composer").boundingBox();
+    assert.ok(Math.abs(form.y + form.height - height) <= 2, `${width}: the composer is at the bottom`);
     await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
     const wide = await p.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
     assert.ok(wide <= 1, `${width}: the page scrolls sideways by ${wide} px`);
