@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::World;
 use oubliette_protocol::{
     ErrorCode, Principal, Scope,
@@ -21,6 +23,53 @@ fn lend(caller: &str, tools: &[&str]) -> Declaration {
         .unwrap()
         .check()
         .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_does_not_fall_asleep_over_an_open_call() {
+    let nap = Duration::from_secs(1);
+    let world = World::with(|config| config.idle_sleep = nap).await;
+    let caller = common::write_token();
+    let request = MessageRequest {
+        principal: caller.clone(),
+        context: Some(lend("myapp", &["send"])),
+        ..world.request("ok", "say hi")
+    };
+    let session = world.sessions.message(request).await.unwrap().session_id;
+    let naps = async || {
+        let seen = world.debugger(&session).await;
+        seen.iter().filter(|kind| *kind == "teardown_finished").count()
+    };
+    let call = world.sessions.tool_call(
+        &caller,
+        &session,
+        "myapp_send".into(),
+        Default::default(),
+        CallContext::default(),
+    );
+    let answer = async {
+        let asked = world
+            .until(&session, |b| matches!(b, EventBody::CallerToolRequest { .. }))
+            .await;
+        let before = naps().await;
+        // A state that must not change: there is no event to wait for.
+        tokio::time::sleep(nap * 2).await;
+        assert_eq!(naps().await, before, "it fell asleep");
+        let EventBody::CallerToolRequest { request_id, .. } = &asked.body else {
+            panic!("{asked:?}")
+        };
+        world
+            .sessions
+            .caller_tool_response(&caller, &session, request_id.as_str(), Some(json!("sent")), None)
+            .await
+            .unwrap();
+        before
+    };
+    let (value, before) = tokio::join!(call, answer);
+    assert!(!value.unwrap().is_error);
+    while naps().await == before {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

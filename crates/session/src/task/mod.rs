@@ -140,7 +140,7 @@ impl Task {
 
     /// Waits for something to do. False: the session is to leave memory.
     async fn rest(&mut self) -> bool {
-        let sleep_at = tokio::time::Instant::now() + self.config().idle_sleep;
+        let mut sleep_at = tokio::time::Instant::now() + self.config().idle_sleep;
         loop {
             let mut host = self.rig.as_mut().and_then(|rig| rig.host.as_mut());
             let heard = async {
@@ -170,6 +170,11 @@ impl Task {
                     }
                 }
                 () = tokio::time::sleep_until(sleep_at) => match self.rig.take() {
+                    // Somebody waits for a call, from outside or from a process that outlived its turn.
+                    Some(rig) if self.live.plane.in_flight() > 0 => {
+                        self.rig = Some(rig);
+                        sleep_at = tokio::time::Instant::now() + self.config().idle_sleep;
+                    }
                     Some(rig) => rig.down(&self.site).await,
                     None if self.live.status() == Status::Failed => return false,
                     None => return self.idle_without_rig().await,
