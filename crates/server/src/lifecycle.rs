@@ -27,6 +27,8 @@ const FINISH: Duration = Duration::from_secs(8);
 /// How long the last spans may take, and until when after the stop.
 const TELL: Duration = Duration::from_secs(2);
 const TOLD: Duration = Duration::from_millis(8_500);
+/// How often debugger events past their time are looked for.
+const FORGET: Duration = Duration::from_secs(600);
 
 /// What to serve.
 #[derive(Debug, Clone)]
@@ -148,6 +150,9 @@ pub async fn start(serve: Serve) -> Result<Running> {
             }
         }
     });
+    if let Some(keep) = app.config.debugger_keep {
+        tokio::spawn(forget(app.clone(), keep));
+    }
     tracing::info!(%address, tls = has_tls, home = %app.home.root().display(), "serving");
     Ok(Running {
         app,
@@ -156,6 +161,26 @@ pub async fn start(serve: Serve) -> Result<Running> {
         open,
         telemetry,
     })
+}
+
+/// Takes away debugger events past their time, now and then.
+async fn forget(app: Arc<App>, keep: Duration) {
+    loop {
+        let gone = match jiff::Timestamp::now().checked_sub(keep) {
+            Ok(before) => app.store.debugger_forget(before).await,
+            // Longer ago than there is time.
+            Err(_) => return,
+        };
+        match gone {
+            Ok(0) => {}
+            Ok(gone) => tracing::info!(gone, "debugger events past their time"),
+            Err(error) => tracing::warn!(%error, "debugger events past their time stay for now"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(FORGET) => {}
+            () = app.stopping.cancelled() => return,
+        }
+    }
 }
 
 /// As many descriptors as the system gives: every client, session and tool server takes some.

@@ -156,3 +156,22 @@ async fn after_closing_nothing_is_taken_and_nobody_hangs() {
     // The database is closed for reading too; a follower learns that and does not wait.
     while let Some(Ok(_)) = follow.next().await {}
 }
+
+#[tokio::test]
+async fn what_is_past_its_time_goes_and_no_index_comes_twice() {
+    let mut fixture = Fixture::new().await;
+    let log = fixture.store.debugger();
+    for tools in 0..2500 {
+        log.record(None, None, cleared(tools));
+    }
+    log.flush().await;
+    let first = log.read(&DebugFilter::default(), -1, 1).await.unwrap()[0].ts;
+    assert_eq!(fixture.store.debugger_forget(first).await.unwrap(), 0);
+    let later = first + Duration::from_secs(3600);
+    assert_eq!(fixture.store.debugger_forget(later).await.unwrap(), 2500);
+    fixture.reopen().await;
+    let log = fixture.store.debugger();
+    log.record_durable(None, None, cleared(1)).await.unwrap();
+    let left = log.read(&DebugFilter::default(), -1, 10).await.unwrap();
+    assert_eq!(left.iter().map(|e| e.index).collect::<Vec<_>>(), [2500]);
+}

@@ -54,6 +54,8 @@ pub struct Config {
     pub egress_allow: Vec<String>,
     /// `[session]`.
     pub session: SessionLimits,
+    /// `[debugger] keep`: how long its events are kept; none: for ever.
+    pub debugger_keep: Option<Duration>,
     /// `[log]`.
     pub log: LogConfig,
     /// `[otlp] endpoint`.
@@ -243,6 +245,7 @@ impl Config {
                 max_depth: raw.session.max_depth.unwrap_or(3),
                 max_sessions: raw.session.max_sessions.unwrap_or(50),
             },
+            debugger_keep: keep(raw.debugger.keep)?,
             log: LogConfig {
                 level: raw.log.level.unwrap_or_else(|| "info".into()),
                 format,
@@ -315,6 +318,16 @@ fn at(field: &str, why: impl std::fmt::Display) -> Error {
 
 fn span(given: Option<Span>, default_ms: u64) -> Duration {
     given.map_or(Duration::from_millis(default_ms), |s| s.0)
+}
+
+/// At least a minute: what runs now must be there to be looked at.
+fn keep(given: Option<Span>) -> Result<Option<Duration>> {
+    match given {
+        Some(span) if span.0 < Duration::from_secs(60) => {
+            Err(at("debugger.keep", "must be at least a minute, such as \"30d\""))
+        }
+        given => Ok(given.map(|span| span.0)),
+    }
 }
 
 fn sandbox(raw: raw::RawSandbox) -> Result<SandboxConfig> {
@@ -426,6 +439,7 @@ mod tests {
             ("[sandbox]\nminimum = \"some\"", "sandbox.minimum"),
             ("[sandbox]\ncpus = 0", "sandbox.cpus"),
             ("[providers.a]\n", "base_url"),
+            ("[debugger]\nkeep = \"5s\"", "debugger.keep"),
             ("[log]\nformat = \"xml\"", "log.format"),
             ("x", "oubliette.toml"),
         ] {

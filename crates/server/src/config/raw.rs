@@ -25,6 +25,8 @@ pub struct RawConfig {
     pub egress: RawEgress,
     /// `[session]`.
     pub session: RawSession,
+    /// `[debugger]`.
+    pub debugger: RawDebugger,
     /// `[log]`.
     pub log: RawLog,
     /// `[otlp]`.
@@ -148,6 +150,14 @@ pub struct RawSession {
     pub max_depth: Option<u32>,
     /// Active sessions of a project.
     pub max_sessions: Option<u32>,
+}
+
+/// `[debugger]`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawDebugger {
+    /// How long its events are kept.
+    pub keep: Option<Span>,
 }
 
 /// `[log]`.

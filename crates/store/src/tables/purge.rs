@@ -1,9 +1,15 @@
 //! What a deleted project leaves behind is taken away in small pieces, while the writer has nothing
-//! else to do: nobody waits for a log of a million events to go.
+//! else to do: nobody waits for a log of a million events to go. So are debugger events past their time.
 
+use jiff::Timestamp;
+use oubliette_protocol::Result as Answer;
 use sqlx::Row;
 
-use crate::{fault::Fault, writer::Tx};
+use crate::{
+    fault::Fault,
+    store::Store,
+    writer::{Tx, Write},
+};
 
 /// Rows of one piece.
 const PIECE: i64 = 1000;
@@ -51,4 +57,39 @@ pub(crate) async fn some(tx: &mut Tx) -> Result<bool, Fault> {
             .await?;
     }
     Ok(true)
+}
+
+impl Store {
+    /// Takes away the debugger's events from before a time, and says how many they were.
+    pub async fn debugger_forget(&self, before: Timestamp) -> Answer<u64> {
+        let mut all = 0;
+        loop {
+            let gone = self.write(Forget { before }).await?;
+            all += gone;
+            if gone == 0 {
+                return Ok(all);
+            }
+        }
+    }
+}
+
+/// A piece of the log's beginning, as far as it is old.
+struct Forget {
+    before: Timestamp,
+}
+
+impl Write for Forget {
+    type Out = u64;
+
+    async fn apply(&self, tx: &mut Tx) -> Result<u64, Fault> {
+        let gone = sqlx::query(
+            "DELETE FROM debug_events WHERE ts < $1
+             AND idx IN (SELECT idx FROM debug_events ORDER BY idx LIMIT $2)",
+        )
+        .bind(self.before.as_millisecond())
+        .bind(PIECE)
+        .execute(&mut tx.db)
+        .await?;
+        Ok(gone.rows_affected())
+    }
 }
