@@ -1,5 +1,7 @@
 //! HTTP as plain bytes: what a million requests cost is then the server's, not the test's.
 
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::{
@@ -26,8 +28,8 @@ impl Lane {
         })
     }
 
-    /// Calls a tool; gives the HTTP status.
-    pub async fn post(&mut self, tool: &str, body: &Value) -> Result<u16> {
+    /// Calls a tool; gives the HTTP status and the answer.
+    pub async fn post(&mut self, tool: &str, body: &Value) -> Result<(u16, Value)> {
         let (body, head) = (body.to_string(), &self.head);
         let request = format!(
             "POST /api/tools/{tool} HTTP/1.1\r\n{head}Content-Length: {}\r\n\r\n{body}",
@@ -37,7 +39,40 @@ impl Lane {
         let (status, length) = read_head(&mut self.stream).await?;
         let mut answer = vec![0; length.context("an answer has a length")?];
         self.stream.read_exact(&mut answer).await?;
-        Ok(status)
+        Ok((status, serde_json::from_slice(&answer)?))
+    }
+}
+
+/// Connections that are kept open and shared, for one token.
+pub struct Lanes {
+    port: u16,
+    token: String,
+    free: Mutex<Vec<Lane>>,
+}
+
+impl Lanes {
+    /// None are open yet.
+    pub fn new(port: u16, token: &str) -> Self {
+        Self {
+            port,
+            token: token.to_owned(),
+            free: Mutex::default(),
+        }
+    }
+
+    /// Calls a tool over a connection that is free, or a new one; gives the HTTP status and the answer.
+    pub async fn post(&self, tool: &str, body: &Value) -> Result<(u16, Value)> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut lane = match free {
+            Some(lane) => lane,
+            None => Lane::open(self.port, &self.token).await?,
+        };
+        let answer = lane.post(tool, body).await?;
+        self.free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(lane);
+        Ok(answer)
     }
 }
 

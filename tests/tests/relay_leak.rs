@@ -186,7 +186,7 @@ impl Scene {
             let Some(response) = queue.lock().await.recv().await else {
                 return Ok(());
             };
-            let status = lane.post("caller_tool_response", &response).await?;
+            let (status, _) = lane.post("caller_tool_response", &response).await?;
             // Not found: given up, or too late.
             ensure!(matches!(status, 200 | 404), "HTTP {status} to {response}");
         }
