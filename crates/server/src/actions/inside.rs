@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use oubliette_protocol::{CatalogId, Error, Result, SessionId, Slug, agent::AgentDefinition};
+use oubliette_protocol::{CatalogId, Error, Result, SessionId, Slug};
 use serde_json::Value;
 
 use super::{Action, project};
@@ -232,24 +232,24 @@ impl Used {
             let Some(row) = app.store.session_get(&id).await? else {
                 break;
             };
-            if let Ok(entry) = app.library.agent(&row.agent) {
-                used.take(&entry.definition);
-                // What it may start counts as its own: children inherit its reach.
-                for child in &entry.definition.children {
-                    if let Ok(child_entry) = app.library.agent(child) {
-                        used.take(&child_entry.definition);
-                    }
-                    used.agents.insert(child.clone());
-                }
-            }
-            used.agents.insert(row.agent);
+            used.with_children(app, row.agent);
             next = row.parent_id;
         }
         Ok(used)
     }
 
-    fn take(&mut self, definition: &AgentDefinition) {
-        self.tools.extend(definition.tools.uses.iter().cloned());
+    /// An agent, and what it may start, and what that may start: children inherit its reach.
+    fn with_children(&mut self, app: &App, agent: Slug) {
+        let mut next = vec![agent];
+        while let Some(agent) = next.pop() {
+            if let Ok(entry) = app.library.agent(&agent)
+                && !self.agents.contains(&agent)
+            {
+                self.tools.extend(entry.definition.tools.uses.iter().cloned());
+                next.extend(entry.definition.children.iter().cloned());
+            }
+            self.agents.insert(agent);
+        }
     }
 
     fn agent(&self, slug: &Slug) -> Result<()> {

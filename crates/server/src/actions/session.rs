@@ -156,7 +156,7 @@ impl Call<'_> {
     }
 
     /// Notes a session's project for the audit log, if the session is within reach.
-    async fn note_session(&self, id: &SessionId) -> Result<()> {
+    pub(super) async fn note_session(&self, id: &SessionId) -> Result<()> {
         if let Some(row) = self.app.store.session_get(id).await?
             && self.grant.principal().sees(&row.project_id)
         {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use oubliette_protocol::{Error, ProjectId, Result, Scope, TokenId, duration::Span};
+use oubliette_protocol::{Error, ProjectId, Result, Scope, SessionId, TokenId, duration::Span};
 use oubliette_store::TokenFilter;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -50,6 +50,17 @@ pub struct TokenRevoke {
     pub token_id: TokenId,
 }
 
+impl Call<'_> {
+    /// The session that the token behind this call dies with. What such a token makes dies with it too, or a
+    /// key for one session would be a way to one without end.
+    async fn session_of_key(&self) -> Result<Option<SessionId>> {
+        let Some(id) = self.grant.token_id() else {
+            return Ok(None);
+        };
+        Ok(self.app.store.token_get(id).await?.and_then(|row| row.session_id))
+    }
+}
+
 impl Tool for TokenCreate {
     const NAME: &'static str = "token_create";
     const DESCRIPTION: &'static str = "Create a token. It is shown once, in this answer. It never reaches further than the token that made it.";
@@ -80,12 +91,13 @@ impl Tool for TokenCreate {
                 Some(oubliette_store::now().checked_add(span).map_err(far)?)
             }
         };
+        let session = call.session_of_key().await?;
         let mint = Mint {
             name: name.clone(),
             scope: self.scope,
             project: self.project_id.clone(),
             expires_at,
-            session: None,
+            session: session.clone(),
         };
         let (token_id, token) = call.app.auth.mint(mint).await?;
         let mut shape = json!({
@@ -99,6 +111,9 @@ impl Tool for TokenCreate {
         }
         if let Some(at) = expires_at {
             shape["expires_at"] = json!(at);
+        }
+        if let Some(session) = session {
+            shape["session_id"] = json!(session);
         }
         Ok(shape)
     }

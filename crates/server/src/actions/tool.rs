@@ -91,6 +91,7 @@ impl Tool for ToolCall {
     }
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
+        call.note_session(&self.session_id).await?;
         let arguments = arguments_object(self.arguments)?;
         let context = CallContext {
             cancel: call.origin.gone().clone(),
@@ -122,6 +123,7 @@ impl Tool for ToolServerRestart {
     }
 
     async fn run(self, call: &Call<'_>) -> Result<Value> {
+        call.note_session(&self.session_id).await?;
         call.app
             .sessions
             .tool_server_restart(call.grant.principal(), &self.session_id, &self.server)
