@@ -70,7 +70,7 @@ impl Blueprint {
         };
         let network = network(&project, definition).min(ceiling.network);
         deps.trust.check_network(network)?;
-        let limits = limits(deps, &project);
+        let limits = ceiling.within(limits(deps, &project));
         Ok(Self {
             version,
             entry,
@@ -107,6 +107,8 @@ struct Ceiling {
     network: Network,
     /// `None`: no session above.
     read_only: Option<Vec<String>>,
+    /// Of the sandboxes above, each.
+    limits: Vec<Limits>,
 }
 
 impl Ceiling {
@@ -114,6 +116,7 @@ impl Ceiling {
         let mut ceiling = Self {
             network: Network::Host,
             read_only: None,
+            limits: Vec::new(),
         };
         let mut parent = session.parent_id.clone();
         while let Some(id) = parent {
@@ -121,6 +124,7 @@ impl Ceiling {
                 break;
             };
             let project = project(deps, &row.project_id).await?;
+            ceiling.limits.push(limits(deps, &project));
             // An agent that was deleted meanwhile opens nothing.
             let definition = deps
                 .library
@@ -145,8 +149,27 @@ impl Ceiling {
         Ok(ceiling)
     }
 
+    /// A child in another project than its parent's is held to both.
+    fn within(&self, own: Limits) -> Limits {
+        self.limits.iter().fold(own, |held, above| Limits {
+            memory_mb: least(held.memory_mb, above.memory_mb),
+            cpus: least(held.cpus, above.cpus),
+            pids: least(held.pids, above.pids),
+            workspace_mb: least(held.workspace_mb, above.workspace_mb),
+            open_files: least(held.open_files, above.open_files),
+        })
+    }
+
     fn shows(&self, path: &String) -> bool {
         self.read_only.as_ref().is_none_or(|shown| shown.contains(path))
+    }
+}
+
+/// The lower of two bounds; none is no bound.
+fn least<T: PartialOrd>(one: Option<T>, other: Option<T>) -> Option<T> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(if other < one { other } else { one }),
+        (one, other) => one.or(other),
     }
 }
 

@@ -26,11 +26,7 @@ impl Parent {
         if row.status == Status::Ended {
             return Err(Error::conflict("the session that asks has ended"));
         }
-        let named = project
-            .limits
-            .get("max_depth")
-            .and_then(serde_json::Value::as_u64);
-        let most = named.unwrap_or(u64::from(sessions.deps.config.max_depth));
+        let most = sessions.deepest(&row, project).await?;
         match u64::from(row.depth) < most {
             true => Ok(Self { row }),
             false => Err(Error::limit_exceeded(format!(
@@ -60,6 +56,29 @@ impl Parent {
 }
 
 impl Sessions {
+    /// How deep sessions may go below this one: what its project says, and no more than the project of any
+    /// session above it, or a new project would be a way to go deeper.
+    async fn deepest(&self, from: &SessionRow, project: &ProjectRow) -> Result<u64> {
+        let most = |project: &ProjectRow| {
+            let named = project.limits.get("max_depth");
+            let named = named.and_then(serde_json::Value::as_u64);
+            named.unwrap_or(u64::from(self.deps.config.max_depth))
+        };
+        let mut least = most(project);
+        let mut seen = HashSet::from([project.project_id.clone()]);
+        let mut next = Some(from.clone());
+        while let Some(row) = next {
+            if seen.insert(row.project_id.clone()) {
+                least = least.min(most(&self.project(&row.project_id).await?));
+            }
+            next = match &row.parent_id {
+                Some(parent) => self.deps.store.session_get(parent).await?,
+                None => None,
+            };
+        }
+        Ok(least)
+    }
+
     /// A turn cannot wait for itself, nor for a turn that waits for it.
     pub(crate) async fn refuse_waiting_for_oneself(
         &self,
