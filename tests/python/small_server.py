@@ -1,0 +1,55 @@
+"""The smallest MCP server over stdio: one tool.
+
+`--child`: and a child process that only a stop of the whole tree reaches. `--odd`: and tools that no server should list.
+"""
+
+import json
+import subprocess
+import sys
+
+CHILD = None
+if "--child" in sys.argv:
+    # Deaf to the pipe and to SIGTERM: it goes when the whole tree does.
+    CHILD = subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; while :; do sleep 600; done"], stdin=subprocess.DEVNULL)
+
+TOOLS = '{"name": "echo", "inputSchema": {"type": "object"}}'
+if "--odd" in sys.argv:
+    deep = '{"properties": {"a": ' * 5000 + "{}" + "}}" * 5000
+    wide = json.dumps({"type": "object", "properties": {f"p{n}": {"$ref": "#"} for n in range(20000)}})
+    odd = [
+        '{"name": "liar", "inputSchema": {"type": "string"}}',
+        '{"name": "nonsense", "inputSchema": 5}',
+        f'{{"name": "deep", "inputSchema": {deep}}}',
+        f'{{"name": "wide", "inputSchema": {wide}}}',
+        f'{{"name": "{"n" * 10000}", "inputSchema": {{"type": "object"}}}}',
+        '{"name": "echo", "inputSchema": {"type": "object"}}',
+        '{"name": "a.b", "inputSchema": {"type": "object"}}',
+        '{"name": "a/b", "inputSchema": {"type": "object"}}',
+        '"no object"',
+    ]
+    TOOLS = ", ".join([TOOLS, *odd])
+
+for line in sys.stdin:
+    message = json.loads(line)
+    id, method = message.get("id"), message.get("method")
+    if id is None:
+        continue
+    answer = {"jsonrpc": "2.0", "id": id}
+    if method == "initialize":
+        answer["result"] = {
+            "protocolVersion": message["params"]["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "small", "version": "1"},
+        }
+    elif method == "tools/list":
+        sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {json.dumps(id)}, "result": {{"tools": [{TOOLS}]}}}}\n')
+        sys.stdout.flush()
+        continue
+    elif method == "tools/call":
+        answer["result"] = {"content": [{"type": "text", "text": json.dumps(message["params"].get("arguments", {}))}]}
+    elif method == "ping":
+        answer["result"] = {}
+    else:
+        answer["error"] = {"code": -32601, "message": "no such method"}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
