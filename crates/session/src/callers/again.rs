@@ -34,13 +34,14 @@ pub(super) fn read(
 fn span(wanted: &VecDeque<i64>) -> usize {
     let Some(first) = wanted.front() else { return 0 };
     let width = |last: &i64| usize::try_from(last - first + 1).unwrap_or(usize::MAX);
-    let together = wanted
+    // The widest of them; widths only grow.
+    let mut together = wanted
         .iter()
         .take(PAGE)
         .enumerate()
         .map(|(n, last)| (n + 1, width(last)))
         .filter(|(count, width)| *width <= PAGE && *width <= count * SPARSE);
-    together.map(|(_, width)| width).last().unwrap_or(1)
+    together.next_back().map_or(1, |(_, width)| width)
 }
 
 #[cfg(test)]
