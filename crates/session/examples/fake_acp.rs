@@ -134,6 +134,14 @@ impl Agent {
                 say(session, "after");
                 stop("end_turn");
             }
+            // A tool's result of so many bytes, told in one line.
+            "result" => {
+                let text = "x".repeat(rest.parse().unwrap());
+                let done = json!({"sessionUpdate":"tool_call_update","toolCallId":"c1","title":"reading",
+                    "status":"completed","rawOutput":{"text":text}});
+                update_in(session, done);
+                stop("end_turn");
+            }
             "wait" => {
                 say(session, "waiting");
                 while let Some(message) = read() {

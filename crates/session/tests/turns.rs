@@ -177,6 +177,7 @@ async fn an_agent_that_breaks_mid_turn_fails_it_and_the_next_message_resumes() {
         ("rubbish", "not ACP"),
         ("chatter", "more than 200000 bytes"),
         ("fail", "no model: configure one"),
+        ("result 17000000", "line longer than 16777216 bytes"),
     ] {
         let session = world.start("ok", "say hi").await.unwrap().session_id;
         let error = world.say(&session, how).await.unwrap_err();
@@ -187,6 +188,23 @@ async fn an_agent_that_breaks_mid_turn_fails_it_and_the_next_message_resumes() {
         assert_eq!((again.turn, again.text.as_deref()), (3, Some("back")), "{how}");
         world.sessions.end(&Principal::owner(), &session).await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_of_ten_megabytes_is_logged_from_its_beginning() {
+    let world = World::new().await;
+    let session = world.start("ok", "result 10000000").await.unwrap().session_id;
+    let log = world.store.events();
+    let events = log.read(&session, -1, 100).await.unwrap();
+    let result = events.iter().find_map(|event| match &event.body {
+        EventBody::ToolResult { ok, result, .. } => Some((*ok, result)),
+        _ => None,
+    });
+    let (ok, result) = result.unwrap();
+    assert!(ok && result["truncated"] == true, "{}", result["bytes"]);
+    assert_eq!(result["bytes"], 10_000_011);
+    let again = world.say(&session, "say on").await.unwrap();
+    assert_eq!(again.text.as_deref(), Some("on"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
