@@ -2,9 +2,12 @@
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{MapAccess, Visitor},
+};
 
-use crate::{CatalogId, Slug, strict::Refusal};
+use crate::{CatalogId, Slug, id::quoted, strict::Refusal};
 
 /// Largest `agent.json` or `tool.json` read, in bytes.
 pub const MAX_DEFINITION_BYTES: usize = 1024 * 1024;
@@ -113,8 +116,37 @@ pub struct AgentTools {
     #[serde(default)]
     pub denied: Vec<String>,
     /// Other names for tools: alias → `@<id>/<tool>`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "each_once")]
     pub aliases: IndexMap<String, String>,
+}
+
+/// A map whose every key stands there once: of two targets for one alias neither is the one that was meant.
+fn each_once<'de, D: Deserializer<'de>>(from: D) -> Result<IndexMap<String, String>, D::Error> {
+    struct Once;
+
+    impl<'de> Visitor<'de> for Once {
+        type Value = IndexMap<String, String>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a map of texts")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
+            let mut map = IndexMap::new();
+            while let Some((key, value)) = from.next_entry::<String, String>()? {
+                if map.contains_key(&key) {
+                    return Err(serde::de::Error::custom(format!(
+                        "{} stands there twice",
+                        quoted(&key)
+                    )));
+                }
+                map.insert(key, value);
+            }
+            Ok(map)
+        }
+    }
+
+    from.deserialize_map(Once)
 }
 
 impl AgentDefinition {
@@ -199,14 +231,16 @@ impl AgentTools {
             }
         }
         for (alias, target) in &self.aliases {
-            let field = format!("tools.aliases.{alias}");
+            let shown: String = alias.chars().take(80).collect();
+            let field = format!("tools.aliases.{shown}");
             if alias.is_empty() || alias.len() > 64 || !alias.bytes().all(tool_name_byte) {
                 return Err(Refusal::at(
                     field,
                     "an alias is 1 to 64 of letters, digits, _ and -",
                 ));
             }
-            let Some((id, _)) = split_canonical(target) else {
+            let one = split_canonical(target).filter(|(_, tool)| *tool != "*");
+            let Some((id, _)) = one else {
                 return Err(Refusal::at(field, "must point to a tool as @<id>/<tool>"));
             };
             if !self.uses.iter().any(|u| u.as_str() == id) {
@@ -315,6 +349,21 @@ mod tests {
                 r#","tools":{"aliases":{"r":"@b/x"}}"#,
                 "tools.aliases.r",
                 "does not list",
+            ),
+            (
+                r#","tools":{"use":["a"],"aliases":{"r":"@a/*"}}"#,
+                "tools.aliases.r",
+                "@<id>/<tool>",
+            ),
+            (
+                r#","tools":{"aliases":{"r":"s","s":"r"}}"#,
+                "tools.aliases.r",
+                "@<id>/<tool>",
+            ),
+            (
+                r#","tools":{"use":["a"],"aliases":{"r":"@a/x","r":"@a/y"}}"#,
+                "tools.aliases",
+                "twice",
             ),
             (
                 r#","runtime":{"kind":"acp","command":[]}"#,

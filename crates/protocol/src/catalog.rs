@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CatalogId,
     agent::{Network, absolute_path, check_env},
+    blame,
     strict::Refusal,
 };
 
@@ -268,7 +269,8 @@ impl ToolDefinition {
     pub fn from_value(value: serde_json::Value) -> Result<Self, Refusal> {
         // serde cannot deny unknown fields through a flattened tag, so the fields are checked first.
         known_fields(&value)?;
-        let definition: Self = crate::strict::from_value(value)?;
+        let read = crate::strict::from_value(value.clone());
+        let definition: Self = read.map_err(|refusal| blame::field(&value, refusal))?;
         definition.check()?;
         Ok(definition)
     }

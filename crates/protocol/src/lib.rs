@@ -10,13 +10,14 @@
 //! - [`error`]: the error codes every door answers with, and their HTTP and JSON-RPC forms.
 //! - [`duration`]: durations as people write them (`"500ms"`, `"30d"`).
 //! - [`strict`]: JSON read strictly, the error naming field and reason.
-//! - [`agent`], [`catalog`]: `agent.json` and `tool.json`.
+//! - [`agent`], [`catalog`]: `agent.json` and `tool.json`; `blame`: which field of the latter is at fault.
 //! - [`caller`]: what a caller declares and what it may be called.
 //! - [`tool`]: a tool as it is listed, a call's result.
 //! - [`relay`]: methods and frames of the relay socket.
 //! - [`event`]: what a session says; [`debug`]: what the debugger records.
 
 pub mod agent;
+mod blame;
 pub mod caller;
 pub mod catalog;
 pub mod debug;

@@ -55,7 +55,11 @@ pub fn arguments<T: DeserializeOwned>(value: serde_json::Value) -> Result<T> {
 
 fn refusal(error: serde_path_to_error::Error<serde_json::Error>) -> Refusal {
     let path = error.path().to_string();
-    let field = if path == "." { String::new() } else { path };
+    // A document that breaks off has no place to speak of.
+    let field = match path.as_str() {
+        "." | "?" => String::new(),
+        _ => path,
+    };
     Refusal {
         field,
         reason: error.into_inner().to_string(),
