@@ -32,6 +32,7 @@ fuzz_target!(|text: &str| {
                     name: rest.into(),
                     description: String::new(),
                     input_schema: serde_json::Value::Null.into(),
+                    note: None,
                 };
                 if let Some((_, tools)) = offers.last_mut() {
                     tools.push(info.into());

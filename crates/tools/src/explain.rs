@@ -11,9 +11,9 @@ use oubliette_protocol::{
 };
 
 use crate::{
-    allow::Rules,
+    allow::{Rules, Verdict},
     builtin, name,
-    registry::{Entry, Found, Offer, Registry},
+    registry::{Entry, Found, NOTE, Offer, Registry, UNAVAILABLE},
 };
 
 /// What an agent's tools are as far as they are known without starting anything: its built-ins, and the
@@ -45,7 +45,7 @@ pub fn preview(definition: &AgentDefinition, catalog: &[Arc<ToolDefinition>]) ->
     }
 }
 
-/// Whether an agent may call a tool, by which rule, and whether a call would reach it, in a sentence.
+/// Whether an agent may call a tool, by which rule, and whether a call would reach it, in a sentence or two.
 /// `list` is what a running session or [`preview`] shows.
 pub fn explain(agent: &Slug, definition: &AgentDefinition, list: &ToolList, tool: &str) -> String {
     let row = list
@@ -66,17 +66,22 @@ pub fn explain(agent: &Slug, definition: &AgentDefinition, list: &ToolList, tool
 fn explain_row(agent: &Slug, row: &ToolRow) -> String {
     let what = match row.source {
         Source::Catalog => format!("{} ({}, from the catalog)", row.name, row.canonical),
-        Source::Caller => format!("{} (lent by a caller)", row.name),
-        Source::Oubliette => format!("{} (Oubliette's own)", row.name),
-        Source::Base => format!("{} (a base tool)", row.name),
+        Source::Caller | Source::Oubliette | Source::Base => row.name.clone(),
     };
-    let verb = match (row.allowed, row.available) {
-        (true, true) => "may call",
-        (true, false) => "may call, but cannot reach,",
-        (false, _) => "may not call",
+    let reason = row.reason.as_deref().unwrap_or("no rule is against it");
+    let (reason, note) = split(reason, NOTE);
+    let (rule, why) = split(reason, UNAVAILABLE);
+    let mut said = match row.allowed {
+        true => format!("{agent} may call {what}: {}.", clause(rule)),
+        false => format!("{agent} may not call {what}: {}.", clause(rule)),
     };
-    let why = row.reason.as_deref().unwrap_or("no rule is against it");
-    format!("{agent} {verb} {what}: {why}.")
+    if let Some(why) = why {
+        said += &format!(" A call would not reach it: {}.", bare(why));
+    }
+    if let Some(note) = note {
+        said += &format!(" Note: {}.", bare(&note.replace(NOTE, "; ")));
+    }
+    said
 }
 
 fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, tool: &str) -> String {
@@ -91,28 +96,41 @@ fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, t
         })
         .collect();
     let registry = registry(definition, &offers, &HashSet::new());
+    let shown = quoted(tool);
     if let Some(pattern) = registry.rules().denies(tool) {
-        return format!(
-            "{agent} may not call {}: denied by {pattern:?} in tools.denied.",
-            quoted(tool)
-        );
+        let verdict = Verdict::Denied(pattern.to_owned());
+        return format!("{agent} may not call {shown}: {}.", clause(&verdict.reason()));
     }
     match registry.resolve(tool) {
         Found::Missing { id, verdict, down } => {
-            let there = match down {
-                Some(why) => format!("whether {id} has such a tool is not known, it is not up: {why}"),
-                None => format!("{id} has no such tool"),
-            };
-            format!("{agent}: {there}; by the rules it is {}.", verdict.reason())
+            let rule = verdict.reason();
+            match (down.map(bare), verdict.allows()) {
+                (Some(why), true) => format!(
+                    "{agent} may call {shown} if {id} has such a tool, which is not known: {why}. The rule: {}.",
+                    clause(&rule)
+                ),
+                (Some(why), false) => format!(
+                    "{agent} may not call {shown}: {}. Whether {id} has such a tool is not known: {why}.",
+                    clause(&rule)
+                ),
+                (None, true) => format!("{agent} cannot call {shown}: {id} has no such tool."),
+                (None, false) => format!(
+                    "{agent} cannot call {shown}: {id} has no such tool, and {}.",
+                    clause(&rule)
+                ),
+            }
         }
         Found::NotUsed { id } => {
             format!(
-                "{agent} may not call {}: tools.use does not name {}.",
-                quoted(tool),
+                "{agent} may not call {shown}: tools.use does not name {}.",
                 quoted(id)
             )
         }
         Found::Tool(entry) => explain_row(agent, &entry.row()),
+        Found::Unknown if tool.starts_with(name::OWN_PREFIX) => format!(
+            "{agent} may call {shown} as far as its key reaches: one of Oubliette's own tools, listed to sessions \
+             that have an OUBLIETTE_API_KEY."
+        ),
         Found::Unknown => {
             let names = list.tools.iter().map(|row| row.name.as_str());
             let near = name::nearest(tool, names);
@@ -121,9 +139,42 @@ fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, t
             } else {
                 format!(" Did you mean {}?", near.join(" or "))
             };
-            format!("{agent} has no tool {}.{hint}", quoted(tool))
+            format!("{agent} has no tool {shown}.{hint}")
         }
     }
+}
+
+fn split<'a>(reason: &'a str, at: &str) -> (&'a str, Option<&'a str>) {
+    match reason.split_once(at) {
+        Some((before, after)) => (before, Some(after)),
+        None => (reason, None),
+    }
+}
+
+/// A rule as the second half of a sentence.
+fn clause(rule: &str) -> String {
+    const BEGUN: [&str; 6] = [
+        "allowed by",
+        "denied by",
+        "not named",
+        "a base tool",
+        "lent by",
+        "within reach",
+    ];
+    match BEGUN.iter().any(|begin| rule.starts_with(begin)) {
+        true => format!("it is {}", bare(rule)),
+        false => bare(rule),
+    }
+}
+
+/// A text on one line, without the full stop that the sentence around it has.
+fn bare(text: &str) -> String {
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines.join("; ").trim_end_matches('.').to_owned()
 }
 
 fn used<'a>(definition: &'a AgentDefinition, catalog: &'a [Arc<ToolDefinition>]) -> Vec<&'a ToolDefinition> {

@@ -58,9 +58,11 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'
         return Vec::new();
     }
     let near = names.take(MOST).filter(|name| name.len() <= LONGEST);
+    // Half of a short name may not be wrong, or anything would be near.
+    let most = (wanted.len() / 2).min(3);
     let mut scored: Vec<(usize, &str)> = near
         .map(|name| (distance(wanted, name), name))
-        .filter(|(far, _)| *far <= 3)
+        .filter(|(far, _)| *far <= most)
         .collect();
     scored.sort_unstable();
     scored.dedup();
@@ -105,6 +107,7 @@ mod tests {
             ["read_file"]
         );
         assert!(nearest(&"x".repeat(10_000), ["x"].into_iter()).is_empty());
+        assert!(nearest("zzz", ["a"].into_iter()).is_empty() && nearest("", ["a"].into_iter()).is_empty());
     }
 
     proptest! {

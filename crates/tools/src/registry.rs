@@ -23,6 +23,11 @@ use crate::{
     name,
 };
 
+/// What stands in a reason between the rule and why a tool is not available.
+pub(crate) const UNAVAILABLE: &str = "; unavailable: ";
+/// What stands in a reason before what was put right.
+pub(crate) const NOTE: &str = "; note: ";
+
 /// A tool as its server offers it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolInfo {
@@ -32,6 +37,8 @@ pub struct ToolInfo {
     pub description: String,
     /// Its parameters.
     pub input_schema: Arc<Value>,
+    /// What was wrong with its description and how it was put right.
+    pub note: Option<String>,
 }
 
 /// What one entry of `use` offers.
@@ -69,12 +76,16 @@ pub struct Entry {
     pub aliases: Vec<String>,
     /// `<id>_<tool>`.
     pub plain: String,
+    /// Whether that name means this tool.
+    answers_to_plain: bool,
     /// What the rules say.
     pub verdict: Verdict,
     /// Why no call can reach it, however its server is doing.
     pub fault: Option<String>,
     /// Why its server cannot be called now.
     pub down: Option<String>,
+    /// An alias that means another tool.
+    pub lost: Option<String>,
     /// The tool as its server offers it.
     pub info: Arc<ToolInfo>,
 }
@@ -99,20 +110,25 @@ impl Entry {
         }
     }
 
-    /// The rule, and why it is not available when it is not.
+    /// The rule, why it is not available when it is not, and what was put right.
     pub fn reason(&self) -> String {
-        match self.unavailable() {
-            None => self.verdict.reason(),
-            Some(why) => format!("{}; unavailable: {why}", self.verdict.reason()),
+        let mut reason = self.verdict.reason();
+        if let Some(why) = self.unavailable() {
+            reason = format!("{reason}{UNAVAILABLE}{why}");
         }
+        for note in self.info.note.iter().chain(&self.lost) {
+            reason = format!("{reason}{NOTE}{note}");
+        }
+        reason
     }
 
     /// The tool as `tool_list` shows it.
     pub fn row(&self) -> ToolRow {
+        let plain = self.answers_to_plain.then_some(&self.plain);
         let others = self
             .aliases
             .iter()
-            .chain([&self.plain])
+            .chain(plain)
             .filter(|other| **other != self.name);
         ToolRow {
             name: self.name.clone(),
@@ -191,6 +207,7 @@ impl Registry {
                     name: tool.into(),
                     description: String::new(),
                     input_schema: any_object().into(),
+                    note: None,
                 };
                 entries.push(entry(&rules, offer, info.into(), own, missing));
             }
@@ -317,9 +334,11 @@ fn entry(
         name: aliases.first().unwrap_or(&plain).clone(),
         canonical: canonical.into(),
         plain,
+        answers_to_plain: true,
         aliases,
         fault,
         down: offer.down.clone(),
+        lost: None,
         info,
     }
 }
@@ -346,7 +365,7 @@ fn give_names(entries: &mut [Entry]) -> HashMap<Box<str>, usize> {
                 continue;
             }
         };
-        entries[at].fault = Some(taken);
+        entries[at].fault.get_or_insert(taken);
     }
     for (at, entry) in entries.iter().enumerate() {
         for alias in entry
@@ -360,5 +379,24 @@ fn give_names(entries: &mut [Entry]) -> HashMap<Box<str>, usize> {
     for (at, entry) in entries.iter().enumerate() {
         by_name.entry(entry.plain.as_str().into()).or_insert(at);
     }
+    keep_own_names(entries, &by_name);
     by_name
+}
+
+/// Leaves each tool the names that mean it. An alias that means another tool is told.
+fn keep_own_names(entries: &mut [Entry], by_name: &HashMap<Box<str>, usize>) {
+    let canonical: Vec<Arc<str>> = entries.iter().map(|entry| entry.canonical.clone()).collect();
+    for (at, entry) in entries.iter_mut().enumerate() {
+        let holder = |name: &str| by_name.get(name).filter(|&&holder| holder != at);
+        let lost = entry
+            .aliases
+            .iter()
+            .find_map(|alias| Some((alias, &canonical[*holder(alias)?])));
+        // A tool without a fault has its listed name, so what is lost is another alias.
+        if let (None, Some((alias, means))) = (&entry.fault, lost) {
+            entry.lost = Some(format!("{alias} means {means} and is no alias of this one"));
+        }
+        entry.answers_to_plain = holder(&entry.plain).is_none();
+        entry.aliases.retain(|alias| holder(alias).is_none());
+    }
 }

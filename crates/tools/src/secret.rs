@@ -115,6 +115,35 @@ impl Secrets {
     }
 }
 
+/// Takes out what Oubliette's own tools are given and give that is secret whatever its value: environments,
+/// headers, and a new token, which is shown once and not to whoever may read the debugger.
+pub(crate) fn mask_own(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            for (key, inner) in object.iter_mut() {
+                match (key.as_str(), inner) {
+                    ("env" | "headers", Value::Object(map)) => {
+                        map.values_mut().for_each(|value| *value = MASK.into());
+                    }
+                    ("token", inner @ Value::String(_)) => *inner = MASK.into(),
+                    (_, inner) => mask_own(inner),
+                }
+            }
+        }
+        // A result in a result, as JSON text.
+        Value::String(text)
+            if text.starts_with('{') && (text.contains("oub_") || text.contains("\"env\"")) =>
+        {
+            if let Ok(mut inner @ Value::Object(_)) = serde_json::from_str::<Value>(text) {
+                mask_own(&mut inner);
+                *text = inner.to_string();
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(mask_own),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
 impl std::fmt::Debug for Secrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Secrets({})", self.0.read().len())
@@ -142,6 +171,21 @@ mod tests {
         assert!(!text.contains("s3cr") && !text.contains("longer"), "{text}");
         assert!(text.contains("cabbage") && !text.contains(r#""ab""#), "{text}");
         assert!(!format!("{secrets:?}").contains("s3cr"));
+    }
+
+    #[test]
+    fn what_own_tools_carry_is_taken_out_whatever_its_value() {
+        let mut value = json!({
+            "name": "p", "env": {"A": "one"}, "definition": {"headers": {"x": "two"}, "runtime": {"env": {"B": "three"}}},
+            "token": "oub_four", "token_id": "tok_5",
+            "content": [{"type": "text", "text": "{\"token\":\"oub_six\",\"env\":{\"C\":\"seven\"}}"}],
+        });
+        mask_own(&mut value);
+        let text = value.to_string();
+        for secret in ["one", "two", "three", "oub_", "seven"] {
+            assert!(!text.contains(secret), "{secret}: {text}");
+        }
+        assert!(text.contains("tok_5") && text.contains("\"A\""), "{text}");
     }
 
     proptest! {

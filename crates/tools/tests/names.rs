@@ -364,3 +364,45 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_name_is_shown_only_by_the_tool_it_means() {
+    let tools = json!({"use":["notes","echo"],"aliases":{"a":"@notes/add","notes_slow":"@notes/add","echo_x":"@notes/die"}});
+    let registry = registry(
+        tools,
+        &[offer("notes", &["add", "slow", "die"]), offer("echo", &["x"])],
+    );
+    let row = |canonical: &str| {
+        let entry = registry.entries().iter().find(|e| &*e.canonical == canonical);
+        entry.unwrap().row()
+    };
+    let add = row("@notes/add");
+    assert_eq!(add.aliases, ["notes_add"]);
+    let reason = add.reason.unwrap();
+    assert!(reason.contains("note: notes_slow means @notes/slow"), "{reason}");
+    assert!(row("@notes/slow").available);
+    let x = row("@echo/x");
+    assert!(!x.available && x.reason.unwrap().contains("taken by @notes/die"));
+    for (name, means) in [
+        ("notes_slow", "@notes/slow"),
+        ("echo_x", "@notes/die"),
+        ("a", "@notes/add"),
+    ] {
+        assert!(
+            matches!(registry.resolve(name), Found::Tool(entry) if &*entry.canonical == means),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_tool_that_was_put_right_says_so() {
+    let mut lying = offer("srv", &["x"]);
+    let mut info = ToolInfo::clone(&lying.tools[0]);
+    info.note = Some("its schema is replaced".into());
+    lying.tools = [Arc::new(info)].into();
+    let registry = registry(json!({"use":["srv"]}), &[lying]);
+    let row = registry.entries()[0].row();
+    assert!(row.available);
+    assert!(row.reason.unwrap().ends_with("; note: its schema is replaced"));
+}

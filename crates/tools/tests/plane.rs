@@ -4,8 +4,8 @@
 mod plane_support;
 
 use oubliette_protocol::{ErrorCode, Principal, Scope, TokenId, tool::Source};
-use oubliette_tools::{CallContext, Origin, Wanted, explain, preview};
-use plane_support::{World, definition_of, inside, server, soon};
+use oubliette_tools::{CallContext, Origin, Wanted};
+use plane_support::{World, inside, soon};
 use serde_json::{Value, json};
 
 fn reader(id: &str) -> Value {
@@ -433,28 +433,47 @@ async fn without_a_context_nothing_can_be_called() {
 }
 
 #[tokio::test]
-async fn a_sentence_says_why() {
-    let agent = json!({"name":"W","prompt":"p","tools":{"use":["files","srv"],"allowed":["@files/*","s"],
-        "denied":["files_x*"],"aliases":{"read":"@files/fs_read","s":"@srv/echo"}}});
-    let definition = oubliette_protocol::agent::AgentDefinition::parse(&agent.to_string()).unwrap();
-    let catalog = [reader("files"), server("srv", json!({}))].map(|tool| definition_of(tool).into());
-    let list = preview(&definition, &catalog);
-    let say = |tool: &str| explain(&"writer".parse().unwrap(), &definition, &list, tool);
-    assert_eq!(
-        say("read"),
-        "writer may call read (@files/fs_read, from the catalog): allowed by \"@files/*\" in tools.allowed."
-    );
+async fn a_denied_tool_is_not_allowed_whatever_way_it_is_asked_for() {
+    let world = world(json!({"use":["files"],
+        "denied":["session_message","myapp_*","oubliette_*"]}))
+    .await;
+    // A client that was not shown them asks for them as it does for any other name.
+    for tool in ["session_message", "myapp_send", "oubliette_project_list"] {
+        let asked = Wanted::Catalog(tool.into());
+        let error = world.call_as(asked, json!({}), inside()).await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotAllowed, "{tool}: {error}");
+        let text = error.to_string();
+        assert!(text.contains(tool) && text.contains("writer"), "{text}");
+    }
+    let blocked = world.recorder.of("tool_blocked");
+    assert_eq!(blocked.len(), 3);
+    assert_eq!(blocked[0]["canonical"], "session_message");
+    assert!(world.plane.denies("myapp_send") && !world.plane.denies("project_list"));
+    // One that is nobody's is not there, rather than forbidden.
+    let nobody = world
+        .call_as(Wanted::Catalog("nobodys".into()), json!({}), inside())
+        .await;
+    assert_eq!(nobody.unwrap_err().code, ErrorCode::NotFound);
+}
+
+#[tokio::test]
+async fn what_own_tools_are_given_that_is_secret_is_not_in_the_debugger() {
+    let world = world(json!({"use":["files"]})).await;
+    let origin = Origin::Inside {
+        api_key: Some("good".into()),
+    };
+    let given = json!({"name":"p","env":{"DATABASE":"sesame"},"definition":{"headers":{"x":"poppy"}},"token":"oub_linseed"});
+    world
+        .call_as(Wanted::Own("project_create".into()), given, origin)
+        .await
+        .unwrap();
+    let calls = world.recorder.of("tool_call");
+    let text = calls[0].to_string();
+    for secret in ["sesame", "poppy", "linseed"] {
+        assert!(!text.contains(secret), "{text}");
+    }
     assert!(
-        say("s").starts_with("writer may call, but cannot reach, s (@srv/echo"),
-        "{}",
-        say("s")
+        text.contains("DATABASE") && text.contains("project_create"),
+        "{text}"
     );
-    assert!(
-        say("@srv/other").contains("not named in tools.allowed"),
-        "{}",
-        say("@srv/other")
-    );
-    assert!(say("files_xy").contains("denied by \"files_x*\""));
-    assert!(say("@other/x").contains("tools.use does not name"));
-    assert!(say("raed").contains("Did you mean read?"));
 }

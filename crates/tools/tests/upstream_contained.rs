@@ -268,7 +268,14 @@ async fn one_that_lies_about_its_tools_keeps_the_honest_ones() {
     let upstream = Bench::new(at("tcp", address, json!({}))).up().await;
     let tools = upstream.tools();
     let names: Vec<&str> = tools.iter().map(|tool| &*tool.name).collect();
-    assert_eq!(names, ["good", "liar", "wrong", "bare"]);
+    // The last two are for the registry to refuse, where the refusal is seen.
+    assert_eq!(names[..4], ["good", "liar", "wrong", "bare"]);
+    assert!(
+        names[4].starts_with("nnn") && names[4].len() == 256,
+        "{}",
+        names[4]
+    );
+    assert_eq!(names[5..], ["good"]);
     assert_eq!(tools[0].note, None);
     for tool in &tools[1..] {
         assert_eq!(*tool.input_schema, json!({"type":"object"}));

@@ -146,6 +146,7 @@ pub fn info(definition: &Definition) -> Arc<ToolInfo> {
         name,
         description,
         input_schema: input_schema.into(),
+        note: None,
     })
 }
 

@@ -203,6 +203,7 @@ impl Offered {
                     name: tool.name.clone(),
                     description: tool.description.clone(),
                     input_schema: tool.input_schema.clone(),
+                    note: tool.note.clone(),
                 })
             };
             self.tools = raw.iter().map(info).collect();

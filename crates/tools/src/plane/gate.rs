@@ -156,7 +156,11 @@ impl Gate<'_> {
                 let canonical = called.starts_with('@').then_some(called);
                 Err(Refused::new(self.not_allowed(called, &why), canonical))
             }
-            Found::Unknown => Err(self.unknown(called, "it has no such tool")),
+            Found::Unknown => {
+                // A denied base tool or lent one is not in the agent's list, so it is asked for here.
+                self.undenied(called)?;
+                Err(self.unknown(called, "it has no such tool"))
+            }
         }
     }
 
@@ -275,6 +279,6 @@ impl Gate<'_> {
 
 /// A name as an error names it: itself when it is plain, else quoted and cut.
 fn cut(called: &str) -> String {
-    let plain = called.len() <= 80 && called.bytes().all(|b| b.is_ascii_graphic());
+    let plain = (1..=80).contains(&called.len()) && called.bytes().all(|b| b.is_ascii_graphic());
     if plain { called.to_owned() } else { quoted(called) }
 }

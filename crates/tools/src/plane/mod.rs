@@ -121,6 +121,18 @@ impl Plane {
         self.secrets.has(secret)
     }
 
+    /// Takes the keys that were used here out of what an agent reports.
+    pub fn veil(&self, value: &mut Value) {
+        self.secrets.mask(value);
+    }
+
+    /// The same for a text.
+    pub fn veil_text(&self, text: &mut String) {
+        if !self.secrets.is_empty() {
+            *text = self.secrets.mask_text(text);
+        }
+    }
+
     /// Calls a tool; whatever its source, the result is in MCP's shape.
     pub async fn call(
         &self,
@@ -259,6 +271,12 @@ impl Plane {
         specs
             .filter(|spec| registry.rules().denies(&spec.name).is_none())
             .collect()
+    }
+
+    /// Whether the agent's rules deny a tool of another source than the catalog.
+    pub fn denies(&self, full_name: &str) -> bool {
+        self.context()
+            .is_some_and(|context| context.registry().rules().denies(full_name).is_some())
     }
 
     /// Bumped whenever the agent's tool list may have changed.

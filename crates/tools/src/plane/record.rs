@@ -9,7 +9,7 @@ use oubliette_protocol::{
 };
 use serde_json::Value;
 
-use crate::{Context, Wanted};
+use crate::{Context, Wanted, secret};
 
 use super::{Answer, Plane, gate::Pass, shown};
 
@@ -68,8 +68,12 @@ impl<'a> Record<'a> {
         self.write(ok, value, error);
     }
 
-    fn write(&mut self, ok: bool, result: Option<Value>, error: Option<String>) {
-        let Some(call) = self.call.take() else { return };
+    fn write(&mut self, ok: bool, mut result: Option<Value>, error: Option<String>) {
+        let Some(mut call) = self.call.take() else { return };
+        if call.source == Source::Oubliette {
+            secret::mask_own(&mut call.arguments);
+            result.iter_mut().for_each(secret::mask_own);
+        }
         const LONGEST_ERROR: usize = 4_096;
         let error = error.map(|text| {
             let text = self.plane.masked(&self.context, &text);

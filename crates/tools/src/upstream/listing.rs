@@ -1,15 +1,19 @@
 //! The tools a server says it has, read page by page and checked before anyone is shown them.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
+use oubliette_protocol::{Object, id::quoted};
 use rmcp::{
     RoleClient,
     model::{ClientRequest, ListToolsRequest, ListToolsRequestMethod, PaginatedRequestParams, ServerResult},
     service::{Peer, ServiceError},
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 
 use super::{
     fault::Fault,
@@ -39,7 +43,6 @@ pub struct UpstreamTool {
 /// Asks for every tool.
 pub(super) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<UpstreamTool>, Fault> {
     let mut tools = Vec::new();
-    let mut names = HashSet::new();
     let mut cursors = HashSet::new();
     let mut cursor: Option<String> = None;
     for _ in 0..limits::PAGES {
@@ -48,9 +51,9 @@ pub(super) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<UpstreamTool>, F
             if tools.len() >= limits::TOOLS {
                 return Err(Fault::new(format!("it lists more than {} tools", limits::TOOLS)));
             }
-            match read(tool) {
-                Ok(tool) if names.insert(tool.name.clone()) => tools.push(tool),
-                Ok(tool) => tracing::warn!(tool = %tool.name, "listed twice; the first is kept"),
+            match fields(&tool).and_then(|(fields, note)| read(fields, note)) {
+                // A name listed twice, or too long, is the registry's to refuse: there it is seen.
+                Ok(tool) => tools.push(tool),
                 Err(why) => tracing::warn!("a listed tool is left out: {why}"),
             }
         }
@@ -73,7 +76,8 @@ pub(super) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<UpstreamTool>, F
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Page {
-    tools: Vec<Value>,
+    /// Read one by one: a tool that is no tool must not cost the others.
+    tools: Vec<Box<RawValue>>,
     #[serde(default)]
     next_cursor: Option<String>,
 }
@@ -124,27 +128,41 @@ async fn page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result<Page, F
     })
 }
 
+/// The fields of one tool, and what was left out of them: what is nested too deep to be read.
+fn fields(tool: &RawValue) -> Result<(Object, Option<String>), String> {
+    let raw: HashMap<String, &RawValue> =
+        serde_json::from_str(tool.get()).map_err(|_| "it is no object".to_owned())?;
+    let mut note = None;
+    let mut fields = Object::new();
+    for (name, value) in raw {
+        match serde_json::from_str(value.get()) {
+            Ok(value) => drop(fields.insert(name, value)),
+            Err(error) if name == "inputSchema" => {
+                note = Some(format!(
+                    "its schema is replaced by one that takes any object: {error}"
+                ));
+            }
+            Err(_) => {}
+        }
+    }
+    Ok((fields, note))
+}
+
 /// Reads one tool, putting right what can be.
-fn read(value: Value) -> Result<UpstreamTool, String> {
-    let Value::Object(mut tool) = value else {
-        return Err("it is no object".into());
-    };
+fn read(mut tool: Object, note: Option<String>) -> Result<UpstreamTool, String> {
     let name = match tool.remove("name") {
         Some(Value::String(name)) if name.is_empty() => return Err("its name is empty".into()),
-        Some(Value::String(name)) if name.chars().count() > limits::NAME_CHARS => {
-            let shown: String = name.chars().take(40).collect();
-            return Err(format!(
-                "its name is longer than {} characters: {shown:?}…",
-                limits::NAME_CHARS
-            ));
-        }
         Some(Value::String(name)) if name.chars().any(char::is_control) => {
-            return Err(format!("its name has control characters: {name:?}"));
+            return Err(format!("its name has control characters: {}", quoted(&name)));
         }
-        Some(Value::String(name)) => name,
+        // Cut, it is still too long to be called, and no longer so long that it costs anything.
+        Some(Value::String(name)) => match name.char_indices().nth(limits::NAME_CHARS) {
+            Some((end, _)) => name[..end].to_owned(),
+            None => name,
+        },
         _ => return Err("it has no name".into()),
     };
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = note.into_iter().collect();
     let mut text = |key: &str| match tool.remove(key) {
         Some(Value::String(mut text)) => {
             if text.len() > limits::DESCRIPTION_BYTES {
@@ -243,6 +261,26 @@ fn weigh(value: &Value, depth: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
+    fn read(value: Value) -> Result<UpstreamTool, String> {
+        read_text(&value.to_string())
+    }
+
+    fn read_text(text: &str) -> Result<UpstreamTool, String> {
+        let raw = RawValue::from_string(text.to_owned()).unwrap();
+        fields(&raw).and_then(|(fields, note)| super::read(fields, note))
+    }
+
+    #[test]
+    fn a_schema_too_deep_to_read_costs_its_tool_the_schema_alone() {
+        let deep = format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
+        let tool = read_text(&format!(
+            r#"{{"name":"bomb","inputSchema":{deep},"annotations":{deep}}}"#
+        ))
+        .unwrap();
+        assert_eq!(*tool.input_schema, json!({"type":"object"}));
+        assert!(tool.note.unwrap().contains("recursion limit"));
+    }
+
     fn schema_note(schema: Value) -> (Value, Option<String>) {
         let tool = read(json!({"name":"t","inputSchema":schema})).unwrap();
         ((*tool.input_schema).clone(), tool.note)
@@ -287,15 +325,12 @@ mod tests {
 
     #[test]
     fn names_nobody_could_call_are_left_out() {
-        for bad in [
-            json!(1),
-            json!(""),
-            json!("x".repeat(10_000)),
-            json!("a\u{0}b"),
-            Value::Null,
-        ] {
+        for bad in [json!(1), json!(""), json!("a\u{0}b"), Value::Null] {
             assert!(read(json!({ "name": bad })).is_err());
         }
+        // Too long by far: shown, cut, and still too long to be called.
+        let long = read(json!({ "name": "x".repeat(10_000) })).unwrap();
+        assert!(long.name.len() == limits::NAME_CHARS && long.name.len() > crate::name::MAX_TOOL);
         assert!(read(json!([])).is_err());
         let tool = read(json!({"name":"a.b/c","description":"d".repeat(100_000)})).unwrap();
         assert_eq!(tool.description.len(), limits::DESCRIPTION_BYTES);
