@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use oubliette_protocol::{
     CallerId, Error, Result, SessionId,
-    caller::Declaration,
+    caller::{Declaration, DeclaredTool, full_name},
     relay::{
         AgentCallParams, CallerToolParams, CallerToolsConfig, OwnCallParams, OwnToolsParams, RpcError, method,
     },
@@ -205,8 +205,8 @@ impl Handler for Connection {
         };
         let (callers, tools) = (book.changes(), plane.changes());
         let mut known = HashMap::new();
-        announce(peer, &book, &mut known).await;
-        tokio::spawn(follow(peer.clone(), book, callers, tools, known));
+        announce(peer, &book, &plane, &mut known).await;
+        tokio::spawn(follow(peer.clone(), book, plane, callers, tools, known));
     }
 
     async fn request(&self, method: &str, params: Value, context: RequestContext) -> Result<Value, RpcError> {
@@ -223,25 +223,29 @@ impl Handler for Connection {
 }
 
 /// Declarations as they were last sent.
-type Known = HashMap<CallerId, Arc<Declaration>>;
+type Known = HashMap<CallerId, Vec<DeclaredTool>>;
 
-/// Sends what changed: a new or other declaration, or an empty one for a caller that withdrew.
-async fn announce(peer: &Peer, book: &CallerBook, known: &mut Known) {
+/// Sends what changed: a new or other declaration, or an empty one for a caller that withdrew. What the
+/// agent's rules deny is not shown.
+async fn announce(peer: &Peer, book: &CallerBook, plane: &Plane, known: &mut Known) {
+    let shown = |lender: &Declaration| {
+        let undenied = lender
+            .tools
+            .iter()
+            .filter(|tool| !plane.denies(&full_name(&lender.caller_id, &tool.name)));
+        undenied.map(|tool| tool.declared()).collect::<Vec<_>>()
+    };
     let now: Known = book
         .declarations()
         .into_iter()
-        .map(|d| (d.caller_id.clone(), d))
+        .map(|d| (d.caller_id.clone(), shown(&d)))
         .collect();
     let mut configs = Vec::new();
-    for (id, declaration) in &now {
-        if known
-            .get(id)
-            .is_none_or(|before| before.tools != declaration.tools)
-        {
-            let tools = declaration.tools.iter().map(|tool| tool.declared()).collect();
+    for (id, tools) in &now {
+        if known.get(id) != Some(tools) {
             configs.push(CallerToolsConfig {
                 caller_id: id.clone(),
-                tools,
+                tools: tools.clone(),
             });
         }
     }
@@ -261,6 +265,7 @@ async fn announce(peer: &Peer, book: &CallerBook, known: &mut Known) {
 async fn follow(
     peer: Peer,
     book: Arc<CallerBook>,
+    plane: Arc<Plane>,
     mut callers: tokio::sync::watch::Receiver<u64>,
     mut tools: tokio::sync::watch::Receiver<u64>,
     mut known: Known,
@@ -269,7 +274,7 @@ async fn follow(
         tokio::select! {
             _ = peer.closed() => return,
             changed = callers.changed() => match changed {
-                Ok(()) => announce(&peer, &book, &mut known).await,
+                Ok(()) => announce(&peer, &book, &plane, &mut known).await,
                 Err(_) => return,
             },
             changed = tools.changed() => match changed {
@@ -281,6 +286,8 @@ async fn follow(
                         "params": {},
                     });
                     let _ = peer.notify_raw(&message).await;
+                    // The agent's rules may be others.
+                    announce(&peer, &book, &plane, &mut known).await;
                 }
                 Err(_) => return,
             },

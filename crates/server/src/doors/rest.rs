@@ -12,7 +12,8 @@ use axum::{
     response::Response,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use oubliette_protocol::{Error, Object, Result};
+use oubliette_protocol::{Error, Object, ProjectId, Result, TokenId};
+use oubliette_store::AuditEntry;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::Instrument as _;
@@ -136,6 +137,7 @@ pub async fn login(
     };
     match doors.app.auth.login(login.token.trim(), from).await {
         Ok((grant, cookie)) => {
+            note(&doors, "login", grant.token_id(), grant.project(), "ok").await;
             let secure = if tls { "; Secure" } else { "" };
             let cookie = format!(
                 "{}={}; Path=/api; HttpOnly; SameSite=Strict{secure}",
@@ -150,17 +152,45 @@ pub async fn login(
             }
             response
         }
+        // Not written down: whoever tries without end must not fill the log.
         Err(LoginError::TooMany(wait)) => reply::slow_down("too many failed logins", wait),
-        Err(LoginError::Refused(error)) => reply::error(&error),
+        Err(LoginError::Refused(error)) => {
+            note(&doors, "login", None, None, error.code.as_str()).await;
+            reply::error(&error)
+        }
     }
+}
+
+/// Logins and logouts are in the audit log too, though they are no actions.
+async fn note(
+    doors: &Doors,
+    action: &str,
+    token: Option<&TokenId>,
+    project: Option<&ProjectId>,
+    outcome: &str,
+) {
+    let entry = AuditEntry {
+        token_id: token.cloned(),
+        session_id: None,
+        action: action.into(),
+        target: None,
+        outcome: outcome.into(),
+        project_id: project.cloned(),
+        detail: None,
+    };
+    doors.app.audit_soon(entry).await;
 }
 
 /// `POST /api/logout`.
 pub async fn logout(State(doors): State<Doors>, headers: HeaderMap) -> Response {
-    if let Some(cookie) = access::cookie(&headers)
-        && let Err(error) = doors.app.auth.logout(cookie).await
-    {
-        return reply::error(&error);
+    if let Some(cookie) = access::cookie(&headers) {
+        let whose = doors.app.auth.cookie(cookie).await;
+        if let Err(error) = doors.app.auth.logout(cookie).await {
+            return reply::error(&error);
+        }
+        if let Ok(grant) = whose {
+            note(&doors, "logout", grant.token_id(), grant.project(), "ok").await;
+        }
     }
     let mut response = reply::json(StatusCode::OK, &json!({ "logged_out": true }));
     let gone = format!(

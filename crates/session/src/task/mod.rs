@@ -7,10 +7,12 @@
 //! - `turn`: one message, from the start of the agent to the end of the turn.
 //! - `switch`: one agent replaced by another.
 //! - `finish`: the end of a session, of its sleep, of the server.
+//! - `veil`: keys taken out of what is logged.
 
 mod finish;
 mod switch;
 mod turn;
+mod veil;
 
 use std::{
     collections::VecDeque,
@@ -417,7 +419,10 @@ impl Task {
     }
 
     /// Writes events and what they mean for the session, both or neither.
-    async fn log(&mut self, bodies: Vec<EventBody>, mut patch: SessionPatch) {
+    async fn log(&mut self, mut bodies: Vec<EventBody>, mut patch: SessionPatch) {
+        bodies
+            .iter_mut()
+            .for_each(|body| veil::veil(&self.site.plane, body));
         let status = bodies.iter().rev().find_map(|body| match body {
             EventBody::Status { status, reason } => Some((*status, reason.clone())),
             _ => None,

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::agent_host::{Happening, Host, agent_error, scribe::Scribe, wire::Gone};
 
-use super::{Interruption, Queued, Task, until};
+use super::{Interruption, Queued, Task, until, veil::veil};
 
 /// How a turn ended.
 enum Ending {
@@ -230,7 +230,8 @@ impl Task {
     }
 
     async fn log_soon(&self, events: impl IntoIterator<Item = EventBody>) -> Result<()> {
-        for event in events {
+        for mut event in events {
+            veil(&self.site.plane, &mut event);
             self.site
                 .deps
                 .store
@@ -243,7 +244,8 @@ impl Task {
 
     /// The agent finished its turn.
     async fn complete(&mut self, turn: Turn, answer: &Value) {
-        let (mut events, text) = turn.scribe.finish();
+        let (mut events, mut text) = turn.scribe.finish();
+        self.site.plane.veil_text(&mut text);
         if let Some(Value::Object(usage)) = answer.get("usage") {
             events.push(EventBody::Usage { usage: usage.clone() });
         }
@@ -269,8 +271,9 @@ impl Task {
     }
 
     /// The turn failed: nothing of the agent is kept, and the next message starts it again.
-    async fn fail(&mut self, turn: Turn, error: Error) {
+    async fn fail(&mut self, turn: Turn, mut error: Error) {
         let (mut events, _) = turn.scribe.finish();
+        self.site.plane.veil_text(&mut error.message);
         tracing::info!(session = %self.site.session, error = %error.for_log(), "a turn failed");
         events.push(EventBody::Error {
             code: error.code,
