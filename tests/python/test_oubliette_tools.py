@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import pathlib
 
+import httpx
 import pytest
 
 from caller import call
-from harness import ToolFailed, wait_until
+from harness import ToolFailed, processes_with, wait_until
 from test_caller_tool_relay import Socket
-
 
 
 
@@ -196,6 +198,169 @@ async def test_from_inside_nothing_widens_a_session(server, admin, tool, argumen
     assert (await socket.answer(id))["error"]["data"]["code"] == "permission_denied"
 
 
+async def relay(server, admin, session_id, method, **params):
+    """One request on a session's relay socket."""
+    socket = await Socket.open(server.api("session_get", admin, session_id=session_id)["relay_socket"])
+    return await socket.answer(await socket.request(method, **params))
+
+
+def keys():
+    """The keys that agents were given, as only whoever owns the host can see them."""
+    for pid in processes_with("OUBLIETTE_API_KEY=oub_"):
+        with contextlib.suppress(OSError):
+            values = pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            found = dict(value.split("=", 1) for value in values if "=" in value)
+            yield found["OUBLIETTE_API_KEY"]
+
+
+async def test_nothing_a_minted_key_makes_outlives_its_session(server, admin):
+    project, session_id, _ = session_with(server, admin, [{"say": "hi"}], api_key={"scope": "admin"}, name="minted")
+    listed = lambda: [t for t in server.api("token_list", admin)["tokens"] if t.get("session_id") == session_id]
+    assert [t["project_id"] for t in listed()] == [project]
+    works = lambda token: token and len(server.api("project_list", token)["projects"]) == 1
+    key = next(k for k in keys() if try_or_none(lambda: works(k)))
+    made = await relay(
+        server, admin, session_id, "oubliette_call_tool", tool="token_create", api_key=key,
+        arguments={"name": "longer", "scope": "admin", "project_id": project},
+    )
+    made = made["result"]["token"]
+    assert works(made) and len(listed()) == 2
+    for scope in ({"scope": "read"}, {"scope": "read", "project_id": server.api("project_create", admin, name="x")["project_id"]}):
+        wider = await relay(
+            server, admin, session_id, "oubliette_call_tool", tool="token_create", api_key=key, arguments={"name": "w", **scope}
+        )
+        assert wider["error"]["data"]["code"] in ("permission_denied", "not_found")
+    server.api("session_end", admin, session_id=session_id)
+    for token in (key, made):
+        with pytest.raises(ToolFailed) as dead:
+            server.api("project_list", token)
+        assert dead.value.code == "unauthenticated"
+    assert not listed()
+
+
+def try_or_none(work):
+    with contextlib.suppress(ToolFailed):
+        return work()
+    return None
+
+
+async def test_a_key_revoked_between_discovery_and_call_fails_the_call(server, admin, session):
+    made = server.api("token_create", admin, name="short", scope="read")
+    found = await relay(server, admin, session, "oubliette_tools", api_key=made["token"])
+    assert "project_list" in {t["name"] for t in found["result"]["tools"]}
+    server.api("token_revoke", admin, token_id=made["token_id"])
+    late = await relay(server, admin, session, "oubliette_call_tool", tool="project_list", arguments={}, api_key=made["token"])
+    assert late["error"]["code"] == -32001 and late["error"]["data"]["code"] == "unauthenticated"
+
+
+async def test_a_key_that_expires_between_discovery_and_call_fails_the_call(server, admin, session):
+    made = server.api("token_create", admin, name="brief", scope="read", expires_in="1s")
+    found = await relay(server, admin, session, "oubliette_tools", api_key=made["token"])
+    assert found["result"]["tools"]
+    def dead():
+        try:
+            server.api("project_list", made["token"])
+        except ToolFailed as failed:
+            return failed.code == "unauthenticated"
+    wait_until(dead, "the key to expire")
+    late = await relay(server, admin, session, "oubliette_call_tool", tool="project_list", arguments={}, api_key=made["token"])
+    assert late["error"]["code"] == -32001
+
+
+async def test_recursion_through_the_key_counts_against_the_same_depth(server, admin):
+    project = server.api("project_create", admin, name="deep", limits={"max_depth": 1})["project_id"]
+    server.put_agent("deep", admin, [[{"say": "hi"}]])
+    top = server.api("session_message", admin, message="go", project_id=project, agent="deep", wait=True)["session_id"]
+    ask = {"message": "down", "project_id": project, "wait": True}
+    below = await relay(server, admin, top, "oubliette_call_tool", tool="session_message", arguments=ask, api_key=admin)
+    below = below["result"]["session_id"]
+    row = server.api("session_get", admin, session_id=below)
+    assert row["depth"] == 1 and row["parent_id"] == top
+    # Neither the base tool nor the key goes deeper, nor does another project, whatever that allows.
+    wide = server.api("project_create", admin, name="wide", limits={"max_depth": 50})["project_id"]
+    tries = [
+        await relay(server, admin, below, "session_message", message="deeper"),
+        await relay(server, admin, below, "oubliette_call_tool", tool="session_message", arguments=ask, api_key=admin),
+        await relay(
+            server, admin, below, "oubliette_call_tool", tool="session_message", arguments={**ask, "project_id": wide}, api_key=admin
+        ),
+    ]
+    assert [t["error"]["data"]["code"] for t in tries] == ["limit_exceeded"] * 3
+    assert not server.api("session_list", admin, project_id=wide)["sessions"]
+
+
+async def test_a_child_in_another_project_is_held_to_its_parents_limits(server, admin):
+    small = server.api("project_create", admin, name="small", sandbox={"pids": 77})["project_id"]
+    large = server.api("project_create", admin, name="large", sandbox={"pids": 500})["project_id"]
+    server.put_tool("limits", admin, kind="builtin", builtinPolicy={"name": "shell_exec", "allowedCommands": ["sh -c"]})
+    server.put_agent("bounded", admin, [[{"say": "hi"}]], tools={"use": ["limits"]})
+    # A shell that cannot make one more process gives up.
+    line = "i=0; while [ $i -lt 120 ]; do sleep 3 >/dev/null 2>&1 & i=$((i+1)); done; echo made them all"
+
+    def makes_120(session_id):
+        arguments = {"argv": ["sh", "-c", line]}
+        result = server.api("tool_call", admin, session_id=session_id, tool="@limits/shell_exec", arguments=arguments)
+        return "made them all" in json.dumps(result)
+
+    top = server.api("session_message", admin, message="go", project_id=small, agent="bounded", wait=True)["session_id"]
+    ask = {"message": "go", "project_id": large, "wait": True}
+    made = await relay(server, admin, top, "oubliette_call_tool", tool="session_message", arguments=ask, api_key=admin)
+    free = server.api("session_message", admin, message="go", project_id=large, agent="bounded", wait=True)["session_id"]
+    assert makes_120(free), "the project alone allows them"
+    assert not makes_120(made["result"]["session_id"])
+
+
+@pytest.mark.parametrize("pattern", ["oubliette_project_list", "oubliette_*", "*"])
+async def test_denied_governs_oubliette_tools_by_their_listed_name(server, admin, pattern):
+    key = server.token("read")
+    project = server.api("project_create", admin, name="d", env={"OUBLIETTE_API_KEY": key})["project_id"]
+    server.put_agent("forbidden", admin, [[call("oubliette_project_list")]], tools={"denied": [pattern]})
+    done = server.api("session_message", admin, message="go", project_id=project, agent="forbidden", wait=True)["session_id"]
+    log = server.api("session_events", admin, session_id=done, max_events=1000)["events"]
+    result = next(e for e in log if e["type"] == "tool_result")
+    assert not result["ok"] and "not_allowed" in json.dumps(result)
+    found = await relay(server, admin, done, "oubliette_tools", api_key=key)
+    assert "project_list" not in {t["name"] for t in found["result"]["tools"]}
+    blocked = server.api("debugger_events", admin, session_id=done, kinds=["tool_blocked"])["events"]
+    assert [e["tool"] for e in blocked] == ["project_list"] or "project_list" in blocked[0]["tool"]
+
+
+async def test_a_denied_base_tool_is_not_allowed_and_its_namesake_by_key_is_another_tool(server, admin):
+    key = server.token("read")
+    project = server.api("project_create", admin, name="n", env={"OUBLIETTE_API_KEY": key})["project_id"]
+    server.put_agent("nobase", admin, [[call("project_list"), call("oubliette_project_list")]], tools={"denied": ["project_list"]})
+    done = server.api("session_message", admin, message="go", project_id=project, agent="nobase", wait=True)["session_id"]
+    log = server.api("session_events", admin, session_id=done, max_events=1000)["events"]
+    base, own = [e for e in log if e["type"] == "tool_result"]
+    assert not base["ok"] and "not_allowed" in json.dumps(base) and "nobase" in json.dumps(base)
+    assert own["ok"]
+
+
+async def test_env_values_and_new_tokens_are_in_no_record(server, admin):
+    key = server.token("admin")
+    script = [
+        call("oubliette_project_create", name="masked", env={"OUBLIETTE_API_KEY": key, "DATABASE": "sesame-street"}),
+        call("oubliette_token_create", name="new", scope="read"),
+        {"say": f"my key is {key}"},
+    ]
+    _, session_id, results = session_with(server, admin, script, env={"OUBLIETTE_API_KEY": key, "OTHER": "poppy-seed"})
+    made = results[1]["result"]["structuredContent"]["token"]
+    log = server.api("session_events", admin, session_id=session_id, max_events=1000)
+    assert key not in json.dumps(log), "its own key is nobody's to read"
+    seen = [
+        server.api("debugger_events", admin, session_id=session_id, max_events=1000),
+        server.api("audit_list", admin, limit=1000),
+        server.api("project_list", admin),
+        server.log(),
+    ]
+    for secret in (key, made, "sesame-street", "poppy-seed"):
+        assert secret not in json.dumps(seen), secret[:8]
+    for refused in ({"env": {"A": 5, "B": "sesame-street"}}, {"env": {"B D": "sesame-street"}}, {"env": {"B": "sesame-street\0"}}):
+        with pytest.raises(ToolFailed) as failed:
+            server.api("project_create", admin, name="x", **refused)
+        assert failed.value.code == "invalid_argument" and "sesame" not in failed.value.message
+
+
 async def test_tool_call_never_lends_the_sessions_key(server, admin):
     _, session_id, _ = session_with(server, admin, [{"say": "hi"}], env={"OUBLIETTE_API_KEY": admin})
     write = server.token("write")
@@ -213,3 +378,24 @@ async def test_every_change_is_in_the_audit_log(server, admin):
     with pytest.raises(ToolFailed):
         server.api("audit_list", key)
     assert server.cli_json("audit")["entries"]
+
+
+async def test_files_logins_and_tool_calls_are_in_the_audit_log(server, admin):
+    token = server.api("token_create", admin, name="auditor", scope="write")
+    _, session_id, _ = session_with(server, admin, [{"say": "hi"}], name="audit-more")
+    row = server.api("session_get", admin, session_id=session_id)
+    url, bearer = f"{server.url}/api/workspaces/{row['workspace_id']}/files/a.txt", {"Authorization": f"Bearer {token['token']}"}
+    assert httpx.put(url, content=b"x", headers=bearer).status_code == 200
+    assert httpx.delete(url, headers=bearer).status_code == 200
+    server.api("tool_call", token["token"], session_id=session_id, tool="project_list", arguments={})
+    with httpx.Client(base_url=server.url) as browser:
+        assert browser.post("/api/login", json={"token": token["token"]}).status_code == 200
+        assert browser.post("/api/logout").status_code == 200
+        assert browser.post("/api/login", json={"token": "oub_nonsense"}).status_code == 401
+    # What comes by the thousand is written a moment behind its answer.
+    entries = lambda: [e for e in server.api("audit_list", admin, limit=200)["entries"] if e.get("token_id") == token["token_id"]]
+    wanted = {"workspace_file_put", "workspace_file_delete", "tool_call", "login", "logout"}
+    wait_until(lambda: wanted <= {e["action"] for e in entries()}, "the entries")
+    assert {e["project_id"] for e in entries() if e["action"] == "tool_call"} == {row["project_id"]}
+    refused = [e for e in server.api("audit_list", admin, limit=200)["entries"] if e["action"] == "login" and e["outcome"] != "ok"]
+    assert refused[0]["outcome"] == "unauthenticated" and "nonsense" not in json.dumps(refused)

@@ -243,8 +243,10 @@ def test_mcp_server_fails_to_start(server, admin, project):
     row = light(server, admin, session, "broken")
     assert row["status"] == "red" and "cannot start" in row["error"]
     assert light(server, admin, session, "mute")["status"] == "red"
-    failed = debug(server, admin, session, "tool_server_failed")
-    assert {e["server"] for e in failed} == {"broken", "mute"}
+    assert "exit code 7" in row["error"] and "next_retry" not in row, "maxAttempts 0 is never"
+    assert "within 300 ms" in light(server, admin, session, "mute")["error"]
+    failed = {e["server"]: e for e in debug(server, admin, session, "tool_server_failed")}
+    assert failed.keys() == {"broken", "mute"} and failed["broken"]["stderr"] == "cannot start"
     with pytest.raises(ToolFailed) as down:
         gate(server, admin, session, "@broken/anything")
     assert down.value.code in ("unavailable", "not_found", "not_allowed")
@@ -315,6 +317,107 @@ def test_an_alias_to_nothing_is_unavailable_with_a_reason(server, admin, project
     session = start(server, admin, project, "nowhere", tools={"use": ["notes"], "aliases": {"gone": "@notes/no_such"}})
     row = tool(server, admin, session, "gone")
     assert row["available"] is False and row["reason"]
+
+
+@pytest.mark.parametrize(
+    "tools, field",
+    [
+        ({"use": ["notes"], "aliases": {"a": "b", "b": "a"}}, "tools.aliases.a"),
+        ({"use": ["notes"], "aliases": {"a": "a"}}, "tools.aliases.a"),
+        ({"use": ["notes"], "aliases": {"a": "@nowhere/x"}}, "tools.aliases.a"),
+        ({"use": ["notes"], "aliases": {"a": "@files/read_file"}}, "tools.aliases.a"),
+        ({"use": ["notes"], "aliases": {"a": "@notes/*"}}, "tools.aliases.a"),
+        ({"use": ["notes"], "aliases": {"": "@notes/add"}}, "tools.aliases."),
+        ({"use": ["notes"], "aliases": {"@notes/slow": "@notes/add"}}, "tools.aliases.@notes/slow"),
+        ({"use": ["notes"], "aliases": {"a" * 10000: "@notes/add"}}, "tools.aliases.aaaa"),
+        ({"use": ["notes", "nowhere"]}, "tools.use[1]"),
+        ({"use": ["notes", "notes"]}, "tools.use[1]"),
+    ],
+)
+def test_an_agent_with_a_bad_alias_or_use_is_refused_by_field(server, admin, tools, field):
+    server.put_agent("kept", admin, [[{"say": "kept"}]])
+    with pytest.raises(ToolFailed) as failed:
+        server.put_agent("kept", admin, [[{"say": "lost"}]], tools=tools)
+    assert failed.value.code == "invalid_argument" and len(failed.value.message) < 400
+    assert f"agents/kept/agent.json: {field}" in failed.value.message
+    assert server.api("agent_get", admin, slug="kept")["definition"]["tools"]["use"] == [], "the last good one stays"
+
+
+def test_two_targets_for_one_alias_are_refused_and_the_last_good_definition_stays(server, admin):
+    server.put_agent("twofold", admin, [[{"say": "x"}]], tools={"use": ["notes"], "aliases": {"note": "@notes/add"}})
+    path = server.home / "agents" / "twofold" / "agent.json"
+    good = path.read_text()
+    path.write_text(good.replace('"note": "@notes/add"', '"note": "@notes/add", "note": "@notes/slow"').replace(
+        '"note":"@notes/add"', '"note":"@notes/add","note":"@notes/slow"'
+    ))
+    told = wait_until(lambda: server.api("agent_get", admin, slug="twofold").get("error"), "the refusal")
+    assert "tools.aliases" in told and "twice" in told
+    assert server.api("agent_get", admin, slug="twofold")["definition"]["tools"]["aliases"] == {"note": "@notes/add"}
+
+
+def test_an_alias_that_shadows_a_tool_is_told(server, admin, project):
+    session = start(
+        server, admin, project, "shadow",
+        tools={"use": ["notes", "reader"], "aliases": {"note": "@notes/add", "notes_slow": "@notes/add", "reader_fs_read": "@notes/environment"}},
+    )
+    add = tool(server, admin, session, "@notes/add")
+    assert add["name"] == "note" and add["aliases"] == ["notes_add"]
+    assert "notes_slow means @notes/slow" in add["reason"]
+    shadowed = tool(server, admin, session, "@reader/fs_read")
+    assert shadowed["available"] is False and "taken by @notes/environment" in shadowed["reason"]
+    gate(server, admin, session, "reader_fs_read")
+    assert debug(server, admin, session, "tool_call")[-1]["canonical"] == "@notes/environment"
+
+
+def test_names_that_are_nobodys_are_blocked_with_an_event(server, admin, project):
+    session = start(server, admin, project, "names", tools={"use": ["notes"]})
+    wanted = {
+        "@reader/fs_read": "not_allowed", "reader_fs_read": "not_allowed", "@nowhere/x": "not_allowed",
+        "nothing": "not_found", "n" * 10000: "not_found", "": "not_found",
+    }
+    for name, code in wanted.items():
+        with pytest.raises(ToolFailed) as failed:
+            gate(server, admin, session, name)
+        assert failed.value.code == code and "names" in failed.value.message and len(failed.value.message) < 300, name[:20]
+    assert len(debug(server, admin, session, "tool_blocked")) == len(wanted)
+
+
+def test_odd_tools_are_shown_with_what_is_odd_and_cost_the_others_nothing(server, admin, project):
+    script = str(servers.harness.ROOT / "tests" / "python" / "small_server.py")
+    server.put_tool("odd", admin, **servers.stdio("/usr/bin/python3", ["-I", "-S", script, "--odd"], [str(servers.harness.ROOT / "tests")]))
+    session = start(server, admin, project, "odd", tools={"use": ["odd"]})
+    rows = [r for r in server.api("tool_list", admin, session_id=session)["tools"] if r.get("server") == "odd"]
+    by_name = {}
+    for row in rows:
+        by_name.setdefault(row["canonical"], []).append(row)
+    for name in ("liar", "nonsense", "deep", "wide"):
+        (row,) = by_name[f"@odd/{name}"]
+        assert row["available"] and row["inputSchema"] == {"type": "object"}
+        assert "note: its schema is replaced by one that takes any object" in row["reason"], name
+    first, second = by_name["@odd/echo"]
+    assert first["available"] and not second["available"] and "lists the name twice" in second["reason"]
+    (long,) = [row for row in rows if row["name"].startswith("odd_nnn")]
+    assert not long["available"] and "longer than" in long["reason"] and len(json.dumps(long)) < 2000
+    dotted, slashed = by_name["@odd/a.b"][0], by_name["@odd/a/b"][0]
+    assert dotted["name"] == slashed["name"] == "odd_a_b"
+    assert dotted["available"] and not slashed["available"] and "taken by @odd/a.b" in slashed["reason"]
+    for name in ("echo", "liar", "deep", "wide", "a.b"):
+        assert gate(server, admin, session, f"@odd/{name}", x=1)["isError"] is False
+
+
+def test_denied_lent_tools_are_not_announced(server, admin, project):
+    server.put_agent("unlent", admin, [[call("myapp_keep"), call("myapp_drop")]], tools={"denied": ["myapp_drop"]})
+    context = {"caller_id": "myapp", "caller_tools": [{"name": "keep"}, {"name": "drop"}]}
+    done = server.api("session_message", admin, message="go", project_id=project, agent="unlent", context=context)["session_id"]
+    with server.events(done, admin, caller_id="myapp") as events:
+        asked = events.until("caller_tool_request")
+        assert asked["tool"] == "keep"
+        server.api("caller_tool_response", admin, session_id=done, request_id=asked["request_id"], result=1)
+        events.until("turn_completed")
+    kept, dropped = results(server, admin, done)
+    assert kept["ok"] and not dropped["ok"] and "not_allowed" in json.dumps(dropped)
+    rows = {r["name"]: r["allowed"] for r in server.api("tool_list", admin, session_id=done)["tools"] if r["source"] == "caller"}
+    assert rows == {"myapp_keep": True, "myapp_drop": False}
 
 
 # -- Requirement: Built-In Tool Registration ---------------------------------------------------------
