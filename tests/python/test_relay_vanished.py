@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,7 @@ def vanish() -> None:
             loopback("up")
 
 
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
 def test_a_caller_that_vanishes_is_seen_within_half_a_minute():
     # A thread of its own: its network is nobody else's.
     with ThreadPoolExecutor(1) as alone:
