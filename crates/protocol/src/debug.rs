@@ -108,6 +108,8 @@ pub enum DebugBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         canonical: Option<String>,
         reason: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        turn: Option<u64>,
     },
     /// A tool server's light changed.
     HealthChanged {

@@ -21,6 +21,7 @@ fn blocked(tool: &str) -> DebugBody {
         tool: tool.into(),
         canonical: None,
         reason: "not allowed".into(),
+        turn: None,
     }
 }
 

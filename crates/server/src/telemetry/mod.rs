@@ -167,7 +167,7 @@ impl Watcher {
             body => {
                 let under_way = self.turns.get(session).is_some_and(Turns::under_way);
                 let turn = match body {
-                    DebugBody::ToolCall { turn, .. } => *turn,
+                    DebugBody::ToolCall { turn, .. } | DebugBody::ToolBlocked { turn, .. } => *turn,
                     DebugBody::HealthChanged { .. } if !under_way => None,
                     _ => self.sessions.current_turn(session),
                 };

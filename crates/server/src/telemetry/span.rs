@@ -110,6 +110,7 @@ impl Span {
                 tool,
                 canonical,
                 reason,
+                ..
             } => span(format!("execute_tool {tool}"), INTERNAL, 0.0)
                 .of_tool(tool, canonical.as_deref())
                 .with("oubliette.blocked", true)

@@ -184,6 +184,7 @@ impl Plane {
                         tool: shown(wanted.name()),
                         canonical: refused.canonical,
                         reason,
+                        turn: ctx.turn,
                     },
                 );
                 return Err(refused.error);

@@ -127,11 +127,14 @@ impl Base {
             },
             reason = &mut lost => return Err(Fault::new(&*reason)),
         };
-        // What ended the connection says more than how the client noticed.
-        match self.traffic.ended.is_set() {
-            true => Err(Fault::new(&*lost.await)),
-            false => Err(fault),
-        }
+        // What ended the connection says more than how the client noticed. A process that ends at once may be
+        // seen first by its input, which cannot be written any more: its exit is waited for a moment.
+        let told = match (self.traffic.ended.is_set(), handle) {
+            (true, _) => Some(lost.await),
+            (false, Some(_)) => timeout(limits::LAST_WORDS * 5, lost).await.ok(),
+            (false, None) => None,
+        };
+        Err(told.map_or(fault, |reason| Fault::new(&*reason)))
     }
 
     fn headers(&self, spec: &UpstreamSpec, headers: &IndexMap<String, String>) -> Result<HeaderMap, Fault> {
