@@ -46,6 +46,7 @@ fn names(report: &mut Report, effort: Effort) -> Result<()> {
                 name: format!("tool_{tool}").into(),
                 description: String::new(),
                 input_schema: schema.clone(),
+                note: None,
             })
         });
         offers.push(Offer {
