@@ -104,7 +104,7 @@ pub(crate) enum News {
     },
     /// The payload runs.
     Started,
-    /// The payload does not run: argv[0] cannot be executed.
+    /// The payload does not run: `argv[0]` cannot be executed.
     NoProgram {
         /// Why.
         reason: String,

@@ -13,7 +13,7 @@
 //! - [`context`]: [`Context`], one running agent's servers and registry: built, followed, torn down.
 //! - [`upstream`]: MCP servers over stdio, ws, tcp and http. [`builtin`]: `fs_read`, `fs_write`, `shell_exec`.
 //! - [`trust`]: what `oubliette.toml` opens of the host; [`secret`]: what may never be shown.
-//! - [`explain`]: why a tool is there, or not, in a sentence.
+//! - [`mod@explain`]: why a tool is there, or not, in a sentence.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 

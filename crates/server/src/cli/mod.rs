@@ -7,6 +7,12 @@
 //! - [`names`], [`files`]: what people write, as what actions take.
 //! - a file a command.
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    rustdoc::invalid_html_tags,
+    reason = "the comments on arguments are what --help prints: `[server]` and `<slug>` are meant as they stand"
+)]
+
 pub mod address;
 pub mod agent;
 pub mod audit;

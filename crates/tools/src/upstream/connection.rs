@@ -214,7 +214,7 @@ impl Connection {
 }
 
 /// Keeps asking a server of the newer lifecycle to tell when its tools change. What it tells is seen by
-/// [`Traffic`]; the subscription only has to be there.
+/// [`super::traffic`]; the subscription only has to be there.
 async fn listen(peer: Peer<RoleClient>) {
     const AGAIN: Duration = Duration::from_secs(5);
     loop {
