@@ -62,7 +62,7 @@ pub(crate) fn asked(arguments: &Object) -> Value {
     if size(&value) <= MOST {
         value
     } else {
-        debug::kept(&value)
+        debug::kept(value)
     }
 }
 

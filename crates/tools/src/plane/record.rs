@@ -98,7 +98,7 @@ impl<'a> Record<'a> {
     fn keep(&self, mut value: Value) -> Value {
         self.plane.secrets.mask(&mut value);
         self.context.secrets().mask(&mut value);
-        kept(&value)
+        kept(value)
     }
 }
 
