@@ -95,7 +95,8 @@ impl Connection {
     }
 
     async fn plane(&self) -> Result<Arc<Plane>> {
-        self.app()?.sessions.plane(&self.session).await
+        // Boxed: thousands of calls may wait at once, and none needs this room by then.
+        Box::pin(self.app()?.sessions.plane(&self.session)).await
     }
 
     async fn answer(&self, method: &str, params: Value, context: &RequestContext) -> Result<Value> {
@@ -128,7 +129,7 @@ impl Connection {
             }
             method::OUBLIETTE_TOOLS => {
                 let OwnToolsParams { api_key } = read(params)?;
-                let rows = plane.list_own(&api_key).await?;
+                let rows = Box::pin(plane.list_own(&api_key)).await?;
                 // It is good, so it is worth hiding.
                 plane.hide(&api_key);
                 let tools: Vec<_> = rows
@@ -145,7 +146,7 @@ impl Connection {
                     api_key,
                 } = read(params)?;
                 // Good keys are hidden before the call is recorded; a bad one is none, and is refused below.
-                if !plane.hides(&api_key) && app.auth.token(&api_key).await.is_ok() {
+                if !plane.hides(&api_key) && Box::pin(app.auth.token(&api_key)).await.is_ok() {
                     plane.hide(&api_key);
                 }
                 let origin = Origin::Inside {

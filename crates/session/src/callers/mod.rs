@@ -353,7 +353,7 @@ impl CallerBook {
             () = ctx.cancel.cancelled() => {
                 let cancelled = self.state.lock().book.cancel(&request_id);
                 if let Some(ended) = cancelled {
-                    self.finish(vec![ended]).await;
+                    Box::pin(self.finish(vec![ended])).await;
                 }
                 // Had it ended in the same moment, then that is how it ended, for everyone.
                 ending.await

@@ -215,8 +215,8 @@ impl Plane {
         let Pass { permit, target, .. } = pass;
         let session = &self.parts.session_id;
         match target {
-            Target::Catalog { id, tool } => context
-                .dispatch(permit, &id, &tool, arguments, ctx)
+            // Boxed: it is by far the largest, and a call that waits for a caller would hold its room too.
+            Target::Catalog { id, tool } => Box::pin(context.dispatch(permit, &id, &tool, arguments, ctx))
                 .await
                 .map(Answer::Result),
             Target::Down(reason) => Err(Error::unavailable(reason)),
