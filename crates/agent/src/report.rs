@@ -3,10 +3,9 @@
 //! The host refuses lines past 16 MiB, and a result is in its report twice, as content and as raw output.
 //! What is cut here the model has not lost: it is shown its own part of the result.
 
-use std::{borrow::Cow, io};
+use std::borrow::Cow;
 
-use oubliette_protocol::{Object, debug, tool::CallResult};
-use serde::Serialize;
+use oubliette_protocol::{Object, debug, size::json_bytes, tool::CallResult};
 use serde_json::{Value, json};
 
 /// The most that is told of one result or of one call's arguments, in bytes of JSON.
@@ -16,7 +15,7 @@ const LEAST: usize = 256;
 
 /// A result as it is told.
 pub(crate) fn told(result: &CallResult) -> Cow<'_, CallResult> {
-    if size(result) <= MOST {
+    if json_bytes(result) <= MOST {
         return Cow::Borrowed(result);
     }
     let mut room = MOST;
@@ -27,7 +26,7 @@ pub(crate) fn told(result: &CallResult) -> Cow<'_, CallResult> {
             content.push(note(format!("[… {rest} more blocks were dropped]")));
             break;
         }
-        let bytes = size(block);
+        let bytes = json_bytes(block);
         let shown = match block["text"].as_str() {
             _ if bytes <= room => block.clone(),
             Some(text) if block["type"] == "text" => {
@@ -41,10 +40,13 @@ pub(crate) fn told(result: &CallResult) -> Cow<'_, CallResult> {
                 note(format!("[{kind} content of {bytes} bytes was dropped]"))
             }
         };
-        room = room.saturating_sub(size(&shown));
+        room = room.saturating_sub(json_bytes(&shown));
         content.push(shown);
     }
-    let structured = result.structured_content.as_ref().map(|data| (data, size(data)));
+    let structured = result
+        .structured_content
+        .as_ref()
+        .map(|data| (data, json_bytes(data)));
     let kept = structured.filter(|(_, bytes)| *bytes <= room);
     if let (Some((_, bytes)), None) = (structured, kept) {
         content.push(note(format!("[structured content of {bytes} bytes was dropped]")));
@@ -59,7 +61,7 @@ pub(crate) fn told(result: &CallResult) -> Cow<'_, CallResult> {
 /// A call's arguments as they are told.
 pub(crate) fn asked(arguments: &Object) -> Value {
     let value = Value::Object(arguments.clone());
-    if size(&value) <= MOST {
+    if json_bytes(&value) <= MOST {
         value
     } else {
         debug::kept(value)
@@ -82,25 +84,6 @@ fn beginning(text: &str, room: usize) -> &str {
         (taken > room).then_some(at)
     });
     &text[..end.unwrap_or(text.len())]
-}
-
-/// How many bytes of JSON a value is.
-fn size(value: &impl Serialize) -> usize {
-    struct Count(usize);
-    impl io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut count = Count(0);
-    match serde_json::to_writer(&mut count, value) {
-        Ok(()) => count.0,
-        Err(_) => usize::MAX,
-    }
 }
 
 #[cfg(test)]
@@ -129,7 +112,11 @@ mod tests {
             };
             let told = told(&long);
             assert!(told.is_error);
-            assert!(size(&*told) < MOST + 1000, "{piece:?}: {}", size(&*told));
+            assert!(
+                json_bytes(&*told) < MOST + 1000,
+                "{piece:?}: {}",
+                json_bytes(&*told)
+            );
             let (start, mark) = text(&told, 0).rsplit_once("\n[… ").unwrap();
             assert!(whole.starts_with(start) && start.len() > 10_000);
             assert_eq!(
@@ -163,7 +150,7 @@ mod tests {
             ..CallResult::default()
         };
         let told = told(&many);
-        assert!(size(&*told) < MOST + 1000);
+        assert!(json_bytes(&*told) < MOST + 1000);
         assert!(text(&told, told.content.len() - 1).ends_with("more blocks were dropped]"));
     }
 

@@ -1,6 +1,6 @@
 //! An answer of the relay as MCP sees it.
 
-use oubliette_protocol::{Error, ErrorCode, relay::MAX_LINE, tool::CallResult};
+use oubliette_protocol::{Error, ErrorCode, relay::MAX_LINE, size::json_bytes, tool::CallResult};
 use oubliette_relay::CallError;
 use rmcp::model::{CallToolResult, ContentBlock, ProtocolVersion};
 use serde::Deserialize;
@@ -72,13 +72,13 @@ pub(crate) fn to_mcp(result: CallResult, version: Option<&ProtocolVersion>) -> C
 
 /// The result if it can be carried; else without what it says twice; else an error that says why.
 fn carried(mut result: CallToolResult) -> CallToolResult {
-    let bytes = size(&result);
+    let bytes = json_bytes(&result);
     if bytes <= MOST {
         return result;
     }
     // The text is the same data, and what models are shown.
     let twice = !result.content.is_empty() && result.structured_content.take().is_some();
-    if twice && size(&result) <= MOST {
+    if twice && json_bytes(&result) <= MOST {
         return result;
     }
     let message = format!(
@@ -89,25 +89,6 @@ fn carried(mut result: CallToolResult) -> CallToolResult {
     let mut refused = CallToolResult::error(vec![ContentBlock::text(error.message.clone())]);
     refused.structured_content = Some(error.body());
     refused
-}
-
-/// How many bytes of JSON a result is.
-fn size(result: &CallToolResult) -> usize {
-    struct Count(usize);
-    impl std::io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut count = Count(0);
-    match serde_json::to_writer(&mut count, result) {
-        Ok(()) => count.0,
-        Err(_) => usize::MAX,
-    }
 }
 
 /// A block of a kind this revision does not know is shown as its JSON rather than lost.

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::{
     SessionId, Slug,
+    size::json_bytes,
     tool::{Light, Source},
 };
 
@@ -163,7 +164,7 @@ pub const KEEP_BYTES: usize = 64 * 1024;
 
 /// `value`, or a note of its size with its beginning when it is larger than the debugger keeps.
 pub fn kept(value: Value) -> Value {
-    if serde_json::to_writer(Room(KEEP_BYTES), &value).is_ok() {
+    if json_bytes(&value) <= KEEP_BYTES {
         return value;
     }
     let text = value.to_string();
@@ -172,21 +173,4 @@ pub fn kept(value: Value) -> Value {
         .find(|&i| text.is_char_boundary(i))
         .unwrap_or(0);
     serde_json::json!({ "truncated": true, "bytes": text.len(), "start": &text[..end] })
-}
-
-/// Takes so many bytes and keeps none: for a size that is asked of everything, nothing is allocated.
-struct Room(usize);
-
-impl std::io::Write for Room {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self.0.checked_sub(bytes.len()) {
-            Some(left) => self.0 = left,
-            None => return Err(std::io::ErrorKind::FileTooLarge.into()),
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }

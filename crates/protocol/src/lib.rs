@@ -9,6 +9,7 @@
 //! - [`scope`]: read < write < admin; [`principal`]: who is behind a request.
 //! - [`error`]: the error codes every door answers with, and their HTTP and JSON-RPC forms.
 //! - [`duration`]: durations as people write them (`"500ms"`, `"30d"`).
+//! - [`size`]: how many bytes a value is as JSON.
 //! - [`strict`]: JSON read strictly, the error naming field and reason.
 //! - [`agent`], [`catalog`]: `agent.json` and `tool.json`; `blame`: which field of the latter is at fault.
 //! - [`caller`]: what a caller declares and what it may be called.
@@ -28,6 +29,7 @@ pub mod id;
 pub mod principal;
 pub mod relay;
 pub mod scope;
+pub mod size;
 pub mod strict;
 pub mod tool;
 
