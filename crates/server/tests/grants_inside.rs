@@ -8,7 +8,7 @@ mod grant_rows;
 
 use std::collections::BTreeMap;
 
-use common::Server;
+use common::{Server, siblings::siblings};
 use grant_rows::{
     Bound,
     Foreign::{Denied, Missing, Unlisted},
@@ -147,25 +147,6 @@ impl World {
             Bound::Elsewhere => Some(&self.elsewhere),
         };
         self.server.token(scope, project).await
-    }
-}
-
-fn siblings() {
-    let beside = std::path::Path::new(env!("CARGO_BIN_EXE_oubliette"))
-        .parent()
-        .unwrap();
-    let there = |name: &&str| beside.join(name).is_file();
-    if !["oubliette-client", "oubliette-agent"].iter().all(there) {
-        let mut cargo = std::process::Command::new(env!("CARGO"));
-        cargo.args([
-            "build",
-            "--quiet",
-            "-p",
-            "oubliette-bridge",
-            "-p",
-            "oubliette-agent",
-        ]);
-        assert!(cargo.status().unwrap().success());
     }
 }
 

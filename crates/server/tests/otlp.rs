@@ -6,13 +6,11 @@ mod common;
 
 use std::{
     collections::BTreeSet,
-    path::Path,
-    process::Command,
     sync::{Arc, Mutex},
 };
 
 use axum::{Json, Router, extract::State, routing::post};
-use common::Server;
+use common::{Server, siblings::siblings};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -32,24 +30,6 @@ async fn collector() -> (String, Told) {
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async { axum::serve(listener, router).await });
     (endpoint, told)
-}
-
-/// The agent's program and the one that connects it, built if nothing else has.
-fn siblings() {
-    let beside = Path::new(env!("CARGO_BIN_EXE_oubliette")).parent().unwrap();
-    let there = |name: &&str| beside.join(name).is_file();
-    if !["oubliette-client", "oubliette-agent"].iter().all(there) {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args([
-            "build",
-            "--quiet",
-            "-p",
-            "oubliette-bridge",
-            "-p",
-            "oubliette-agent",
-        ]);
-        assert!(cargo.status().unwrap().success());
-    }
 }
 
 /// A server with an agent that writes, reads what is not there, and in its second turn asks for too much.

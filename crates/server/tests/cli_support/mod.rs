@@ -8,15 +8,18 @@
     clippy::expect_used
 )]
 
+#[path = "../common/siblings.rs"]
+mod siblings;
+
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::OnceLock,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+pub use siblings::siblings;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_oubliette");
 
@@ -234,28 +237,4 @@ pub fn finish(mut command: Command, input: &str) -> Said {
         err: String::from_utf8(done.stderr).unwrap(),
         code: done.status.code().unwrap_or(-1),
     }
-}
-
-/// Our other programs, beside this one; built if nothing else has.
-pub fn siblings() {
-    static BUILT: OnceLock<()> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let beside = Path::new(PROGRAM).parent().unwrap();
-        if ["oubliette-client", "oubliette-agent"]
-            .iter()
-            .all(|name| beside.join(name).is_file())
-        {
-            return;
-        }
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args([
-            "build",
-            "--quiet",
-            "-p",
-            "oubliette-bridge",
-            "-p",
-            "oubliette-agent",
-        ]);
-        assert!(cargo.status().unwrap().success());
-    });
 }

@@ -8,6 +8,8 @@
     clippy::expect_used
 )]
 
+pub mod siblings;
+
 use std::sync::Arc;
 
 use oubliette_home::Home;
