@@ -22,13 +22,14 @@ before(async () => {
 after(() => bench?.close());
 
 /** Holds the answers to what `which` picks until they are let go; says when the first is asked for. */
-async function hold(page, path, which = () => true) {
+async function hold(page, path, which = () => true, first = async () => {}) {
   let release, asked;
   let over = false;
   const held = new Promise((resolve) => (release = resolve));
   const seen = new Promise((resolve) => (asked = resolve));
   await page.route(path, async (route) => {
     if (over || !which(route.request())) return route.fallback();
+    await first();
     // The server has done what it was asked; only its answer is late.
     const answer = await route.fetch();
     asked();
@@ -149,11 +150,12 @@ test("a refusal of the login before does not end the next one", async (t) => {
   const made = await bench.api("token_create", { name: "short", scope: "admin" });
   const p = await bench.loggedIn(t, { token: made.token, at: "admin" });
   await p.waitForSelector(id("doctor"));
-  await bench.api("token_revoke", { token_id: made.token_id });
-  const late = await hold(p, "**/api/tools/doctor");
+  const revoke = () => bench.api("token_revoke", { token_id: made.token_id });
+  const late = await hold(p, "**/api/tools/doctor", undefined, revoke);
   await p.getByRole("button", { name: "Look again" }).click();
   await late.seen;
-  await p.click("nav a[href='#/sessions']");
+  // Whatever else the page asks next ends its login; nothing is clicked that this may have covered.
+  await p.evaluate(() => (location.hash = "#/sessions"));
   await p.waitForSelector(id("login-token"));
   await bench.login(p);
   await p.waitForSelector(id("session-list"));
