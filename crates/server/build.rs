@@ -1,9 +1,10 @@
 //! Finds the console to build in. Without one (no Node here, or a first build) a page stands in for it
-//! that says how to get it.
+//! that says how to get it. And keeps the program small in memory.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 const PAGE: &str = "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Oubliette</title>\n\
@@ -13,6 +14,7 @@ const PAGE: &str = "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><
 <a href=\"/api/openapi.json\"><code>/api/openapi.json</code></a>.</p></html>\n";
 
 fn main() {
+    pack_relocations();
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
     let built = root.join("../../ui/dist");
@@ -37,6 +39,23 @@ fn main() {
     if let Err(error) = fs::write(out.join("console.rs"), table) {
         println!("cargo:warning=the console could not be built in: {error}");
     }
+}
+
+/// A program that may lie anywhere in memory carries a list of the places to adjust at its start, over a
+/// megabyte of it here and read whole. Packed it takes a few kilobytes. The C library must know how to read that.
+fn pack_relocations() {
+    let native = env::var("TARGET").ok() == env::var("HOST").ok();
+    if native && glibc().is_some_and(|version| version >= (2, 36)) {
+        println!("cargo:rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+    }
+}
+
+/// The version of the C library, where it is GNU's.
+fn glibc() -> Option<(u32, u32)> {
+    let said = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
+    let said = String::from_utf8(said.stdout).ok()?;
+    let (major, minor) = said.trim().strip_prefix("glibc ")?.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Every file below a folder, named with slashes.
