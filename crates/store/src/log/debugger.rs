@@ -96,7 +96,7 @@ impl DebugLog {
             Ok(text) => self.queue.push(DebugJob {
                 session,
                 agent,
-                body,
+                body: Some(body),
                 text,
                 reply,
             }),
@@ -178,7 +178,8 @@ impl Indexed for Recorded {
 pub(crate) struct DebugJob {
     pub(crate) session: Option<SessionId>,
     pub(crate) agent: Option<Slug>,
-    pub(crate) body: DebugBody,
+    /// Taken when it is applied.
+    pub(crate) body: Option<DebugBody>,
     pub(crate) text: String,
     pub(crate) reply: Option<oneshot::Sender<Result<()>>>,
 }

@@ -322,12 +322,19 @@ impl Writer {
                 Some(session) => self.project_of(session).await?,
                 None => None,
             };
+            // Tried before, it has its body there.
+            let before = recorded
+                .take()
+                .map(|before| Arc::unwrap_or_clone(before.event).body);
+            let Some(body) = before.or_else(|| job.body.take()) else {
+                continue;
+            };
             let event = DebugEvent {
                 index,
                 ts,
                 session_id: job.session.clone(),
                 agent: job.agent.clone(),
-                body: job.body.clone(),
+                body,
             };
             index += 1;
             let recorded = &*recorded.insert(Recorded {
