@@ -14,9 +14,11 @@ use tokio::time::timeout;
 use super::{
     connection::Connection,
     fault::{bounded, chain},
+    handshake::Link,
     http::HttpError,
     limits,
-    traffic::{Answer, Attached, ForHttp, read_result},
+    straight::Straight,
+    traffic::{Answer, Attached, ForHttp, Reply, read_result},
     wire::NotSent,
 };
 use crate::CallContext;
@@ -25,60 +27,44 @@ impl Connection {
     /// Calls a tool. One that is lost on the way fails at once and is never repeated: nobody knows what it
     /// did.
     pub(super) async fn call(&self, tool: &str, arguments: Object, ctx: &CallContext) -> Result<CallResult> {
-        let answer = Answer::default();
-        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
-        let mut request = CallToolRequest::new(params);
-        let progress = ctx.progress.clone();
-        request.extensions.insert(Attached {
-            answer: answer.clone(),
-            progress,
-            for_http: ForHttp::Hidden,
-        });
         let deadline = tokio::time::sleep(self.request_timeout);
         tokio::pin!(deadline);
-
-        let sending = self.peer.send_cancellable_request(
-            ClientRequest::CallToolRequest(request),
-            PeerRequestOptions::no_options(),
-        );
-        let handle = tokio::select! {
-            biased;
-            sent = sending => sent.map_err(|error| self.failed(error))?,
-            () = ctx.cancel.cancelled() => return Err(self.cancelled()),
-            () = &mut deadline => return Err(self.late()),
+        let mut sent = match &self.base.link {
+            Some(Link::Wire(wire)) => {
+                let sent = Straight::send(wire, &self.stamp, tool, &arguments, ctx.progress.clone());
+                drop(arguments);
+                Sent::Straight(sent.map_err(|why| self.unwritten(&why))?)
+            }
+            _ => tokio::select! {
+                biased;
+                sent = Box::pin(self.send_by_client(tool, arguments, ctx)) => Sent::Client(Box::new(sent?)),
+                () = ctx.cancel.cancelled() => return Err(self.cancelled()),
+                () = &mut deadline => return Err(self.late()),
+            },
         };
-        let mut open = OpenCall(Some(handle));
-        let Some(handle) = &mut open.0 else {
-            return Err(self.unknown("it is closed"));
-        };
-        let response = tokio::select! {
+        let answered = tokio::select! {
             biased;
-            response = &mut handle.rx => response,
+            answered = sent.answered(self) => answered,
             reason = self.gone.wait() => {
                 // Its last answer may be on the way.
-                match timeout(limits::LAST_WORDS / 2, &mut handle.rx).await {
-                    Ok(Ok(response)) if !matches!(response, Err(ServiceError::TransportClosed)) => Ok(response),
-                    _ => {
-                        open.0 = None;
-                        return Err(self.unknown(&reason));
-                    }
+                match timeout(limits::LAST_WORDS / 2, sent.answered(self)).await {
+                    Ok(Ok(answered)) => Ok(answered),
+                    Ok(Err(Unanswered::Refused(error))) => Err(Unanswered::Refused(error)),
+                    Ok(Err(Unanswered::BrokenOff)) | Err(_) => return Err(self.unknown(&reason)),
                 }
             }
-            // Dropping the open call tells the server.
+            // Dropping what was sent tells the server.
             () = ctx.cancel.cancelled() => return Err(self.cancelled()),
             () = &mut deadline => return Err(self.late()),
         };
-        open.0 = None;
-        let result = match response {
-            Ok(Ok(ServerResult::EmptyResult(_))) => answer.lock().take(),
-            // An answer that came another way, on a resumed stream for one.
-            Ok(Ok(other)) => serde_json::to_vec(&other).ok().map(Bytes::from),
-            Ok(Err(ServiceError::TransportClosed)) | Err(_) => {
+        let result = match answered {
+            Ok(result) => result,
+            Err(Unanswered::Refused(error)) => return Err(error),
+            Err(Unanswered::BrokenOff) => {
                 // Why is known in a moment, unless it is this one answer that was broken off.
                 let reason = timeout(limits::LAST_WORDS, self.gone.wait()).await;
                 return Err(self.unknown(reason.as_deref().unwrap_or("it broke off its answer")));
             }
-            Ok(Err(error)) => return Err(self.failed(error)),
         };
         self.served.store(true, Ordering::Relaxed);
         let Some(result) = result else {
@@ -86,6 +72,29 @@ impl Connection {
         };
         read_result(&result)
             .map_err(|why| Error::tool_error(format!("tool server {}: {}", self.server, bounded(&why))))
+    }
+
+    async fn send_by_client(&self, tool: &str, arguments: Object, ctx: &CallContext) -> Result<ByClient> {
+        let answer = Answer::default();
+        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        let mut request = CallToolRequest::new(params);
+        request.extensions.insert(Attached {
+            answer: answer.clone(),
+            progress: ctx.progress.clone(),
+            for_http: ForHttp::Hidden,
+        });
+        let handle = self
+            .peer
+            .send_cancellable_request(
+                ClientRequest::CallToolRequest(request),
+                PeerRequestOptions::no_options(),
+            )
+            .await
+            .map_err(|error| self.failed(error))?;
+        Ok(ByClient {
+            handle: Some(handle),
+            answer,
+        })
     }
 
     fn late(&self) -> Error {
@@ -117,25 +126,32 @@ impl Connection {
         ))
     }
 
+    fn unwritten(&self, why: &NotSent) -> Error {
+        match why {
+            NotSent::Refused(why) => self.unsent(why),
+            NotSent::Broken(why) => self.unknown(why),
+        }
+    }
+
+    fn refused(&self, message: &str) -> Error {
+        self.served.store(true, Ordering::Relaxed);
+        Error::tool_error(self.base.secrets.mask_text(bounded(message)))
+    }
+
     fn failed(&self, error: ServiceError) -> Error {
         let text =
             |error: &(dyn std::error::Error + 'static)| self.base.secrets.mask_text(bounded(&chain(error)));
         match error {
-            ServiceError::McpError(error) => {
-                self.served.store(true, Ordering::Relaxed);
-                Error::tool_error(self.base.secrets.mask_text(bounded(&error.message)))
-            }
+            ServiceError::McpError(error) => self.refused(&error.message),
             ServiceError::TransportSend(error) => {
                 let cause = &*error.error;
-                match (cause.downcast_ref::<NotSent>(), cause.downcast_ref::<HttpError>()) {
-                    (Some(NotSent::Refused(why)), _) => self.unsent(why),
-                    (Some(NotSent::Broken(why)), _) => self.unknown(why),
-                    (_, Some(HttpError::Client(cause))) if cause.is_connect() => self.unsent(&text(cause)),
-                    (_, Some(HttpError::Client(cause))) => self.unknown(&text(cause)),
-                    (_, Some(cause)) => {
+                match cause.downcast_ref::<HttpError>() {
+                    Some(HttpError::Client(cause)) if cause.is_connect() => self.unsent(&text(cause)),
+                    Some(HttpError::Client(cause)) => self.unknown(&text(cause)),
+                    Some(cause) => {
                         Error::unavailable(format!("tool server {}: {}", self.server, text(cause)))
                     }
-                    (None, None) => self.unknown(&text(cause)),
+                    None => self.unknown(&text(cause)),
                 }
             }
             other => self.unknown(&text(&other)),
@@ -143,12 +159,58 @@ impl Connection {
     }
 }
 
-/// A call that was sent and not answered. Dropped, it tells the server that nobody waits any more.
-struct OpenCall(Option<RequestHandle<RoleClient>>);
+/// A call that was sent. Dropped before it is answered, it tells the server that nobody waits any more.
+enum Sent {
+    Straight(Straight),
+    Client(Box<ByClient>),
+}
 
-impl Drop for OpenCall {
+/// Why there is no result.
+enum Unanswered {
+    /// The server said no, or never got the call.
+    Refused(Error),
+    /// The connection ended, or this answer did.
+    BrokenOff,
+}
+
+impl Sent {
+    /// Waits for the result. May be given up and asked again.
+    async fn answered(&mut self, connection: &Connection) -> Result<Option<Bytes>, Unanswered> {
+        match self {
+            Sent::Straight(sent) => match (&mut sent.reply).await {
+                Ok(Reply::Result(result)) => Ok(Some(result)),
+                Ok(Reply::Refused(message)) => Err(Unanswered::Refused(connection.refused(&message))),
+                Ok(Reply::NotSent(why)) => Err(Unanswered::Refused(connection.unwritten(&why))),
+                Err(_) => Err(Unanswered::BrokenOff),
+            },
+            Sent::Client(sent) => {
+                let Some(handle) = &mut sent.handle else {
+                    return Err(Unanswered::BrokenOff);
+                };
+                let response = (&mut handle.rx).await;
+                sent.handle = None;
+                match response {
+                    Ok(Ok(ServerResult::EmptyResult(_))) => Ok(sent.answer.lock().take()),
+                    // An answer that came another way, on a resumed stream for one.
+                    Ok(Ok(other)) => Ok(serde_json::to_vec(&other).ok().map(Bytes::from)),
+                    Ok(Err(ServiceError::TransportClosed)) | Err(_) => Err(Unanswered::BrokenOff),
+                    Ok(Err(error)) => Err(Unanswered::Refused(connection.failed(error))),
+                }
+            }
+        }
+    }
+}
+
+/// A call the client sent.
+struct ByClient {
+    /// Taken when it is answered.
+    handle: Option<RequestHandle<RoleClient>>,
+    answer: Answer,
+}
+
+impl Drop for ByClient {
     fn drop(&mut self) {
-        if let Some(handle) = self.0.take()
+        if let Some(handle) = self.handle.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             runtime.spawn(async move {

@@ -12,7 +12,7 @@ use oubliette_protocol::CatalogId;
 use oubliette_sandbox::Grace;
 use parking_lot::Mutex;
 use rmcp::{
-    RoleClient,
+    ClientHandler, RoleClient,
     model::{
         ClientRequest, DiscoverRequest, DiscoverRequestParams, ListToolsRequest, PingRequest,
         SubscriptionFilter,
@@ -24,10 +24,11 @@ use tokio::{task::JoinHandle, time::timeout};
 use super::{
     UpstreamSpec, UpstreamTool,
     fault::Fault,
-    handshake::{Lifecycle, Service},
+    handshake::{Lifecycle, Service, Us},
     latch::Latch,
     limits, listing,
     opening::{self, Base, Ready, lost},
+    straight::Stamp,
 };
 
 /// A server that can be called.
@@ -37,6 +38,8 @@ pub(super) struct Connection {
     service: Mutex<Option<Service>>,
     pub(super) base: Base,
     lifecycle: Lifecycle,
+    /// What goes with every call.
+    pub(super) stamp: Stamp,
     pub(super) request_timeout: Duration,
     /// Set when it is lost or closed, with the reason.
     pub(super) gone: Latch<Arc<str>>,
@@ -95,6 +98,7 @@ impl Connection {
             service: Mutex::new(Some(service)),
             base,
             lifecycle,
+            stamp: Stamp::new(lifecycle, Us.get_info()),
             request_timeout: Duration::from_millis(spec.server.timeouts.request_ms),
             gone,
             pings: AtomicBool::new(true),

@@ -34,8 +34,10 @@ impl<R> LineReader<R> {
 impl<R: AsyncRead + Send + Unpin> FrameRead for LineReader<R> {
     async fn next(&mut self) -> Result<Option<Bytes>, String> {
         const CHUNK: usize = 16 * 1024;
+        /// With less room than this a read is not worth its call.
+        const LEAST: usize = 2 * 1024;
         loop {
-            if let Some(at) = self.buffer[self.scanned..].iter().position(|&byte| byte == b'\n') {
+            if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
                 let line = self.buffer.split_to(self.scanned + at + 1).freeze();
                 self.scanned = 0;
                 let end = line.len() - 1;
@@ -56,7 +58,9 @@ impl<R: AsyncRead + Send + Unpin> FrameRead for LineReader<R> {
                 // What has no line end is no message.
                 return Ok(None);
             }
-            self.buffer.reserve(CHUNK);
+            if self.buffer.capacity() - self.buffer.len() < LEAST {
+                self.buffer.reserve(CHUNK);
+            }
             match self.io.read_buf(&mut self.buffer).await {
                 Ok(0) => self.ended = true,
                 Ok(_) => {}
@@ -74,10 +78,17 @@ pub(super) struct LineWriter<W>(pub(super) W);
 
 #[async_trait]
 impl<W: AsyncWrite + Send + Unpin> FrameWrite for LineWriter<W> {
-    async fn write(&mut self, mut message: Vec<u8>) -> Result<(), String> {
-        message.push(b'\n');
+    async fn write(&mut self, messages: Vec<Vec<u8>>) -> Result<(), String> {
+        let mut lines = Vec::new();
+        for message in messages {
+            match lines.is_empty() {
+                true => lines = message,
+                false => lines.extend_from_slice(&message),
+            }
+            lines.push(b'\n');
+        }
         let written = async {
-            self.0.write_all(&message).await?;
+            self.0.write_all(&lines).await?;
             self.0.flush().await
         };
         written

@@ -9,7 +9,8 @@
 //! - [`connection`]: one connection: [`opening`] makes it, with the [`handshake`] of either lifecycle;
 //!   [`calling`] calls tools on it.
 //! - [`stdio`], [`ws`], [`tcp`], [`http`]: how a connection is made; [`lines`], [`tls`]: what they share.
-//! - [`wire`]: a connection as the MCP client wants one; [`traffic`]: what passes over it, looked at.
+//! - [`wire`]: a connection as the MCP client wants one; [`traffic`]: what passes over it, looked at;
+//!   [`straight`]: calls that go past the client.
 //! - [`listing`]: the tools it has; [`stderr`]: what it said last; [`fault`]: why it is down.
 //! - [`limits`]: how much is put up with; [`latch`]: a value set once.
 
@@ -26,6 +27,7 @@ mod listing;
 mod opening;
 mod stderr;
 mod stdio;
+mod straight;
 mod supervisor;
 mod tcp;
 mod tls;

@@ -5,7 +5,14 @@
 //! it does not know) and read by whoever asked, progress is handed on in order, and what nobody asked for is
 //! counted, so that a flood of it slows down the flooding server and nobody else.
 
-use std::{borrow::Cow, collections::HashMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicUsize, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use oubliette_protocol::{CatalogId, tool::CallResult};
@@ -16,9 +23,12 @@ use rmcp::model::{
 };
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
-use super::{latch::Latch, limits};
+use super::{latch::Latch, limits, wire::NotSent};
 use crate::{Progress, Secrets, call::ProgressSink};
 
 /// How a server's messages ended.
@@ -54,11 +64,28 @@ pub(super) enum ForHttp {
 /// A request's result as it stood on the wire.
 pub(super) type Answer = Arc<Mutex<Option<Bytes>>>;
 
+/// What a call made past the client came to.
+#[derive(Debug)]
+pub(super) enum Reply {
+    /// Its result, as it stood on the wire.
+    Result(Bytes),
+    /// The server's refusal.
+    Refused(String),
+    /// The request was not written, or not whole.
+    NotSent(NotSent),
+}
+
+/// The first id of calls made past the client, which counts its own from nothing.
+const FIRST_CALL: i64 = 1 << 30;
+
 /// The traffic of one connection.
 pub(super) struct Traffic {
     server: CatalogId,
     secrets: Arc<Secrets>,
     calls: Mutex<HashMap<i64, Open>>,
+    next: AtomicI64,
+    /// How many calls were made past the client and wait.
+    waiting: AtomicUsize,
     progress: Mutex<HashMap<i64, ProgressSink>>,
     unasked: Mutex<Unasked>,
     /// The server says that its tools have changed.
@@ -67,10 +94,15 @@ pub(super) struct Traffic {
     pub(super) ended: Latch<Ending>,
 }
 
-struct Open {
-    answer: Answer,
-    token: Option<i64>,
-    for_http: ForHttp,
+enum Open {
+    /// The client's request: it is told that the answer came, which is put here.
+    Client {
+        answer: Answer,
+        token: Option<i64>,
+        for_http: ForHttp,
+    },
+    /// A call made past it. Its progress has its id.
+    Call(oneshot::Sender<Reply>),
 }
 
 impl Traffic {
@@ -80,6 +112,8 @@ impl Traffic {
             server,
             secrets,
             calls: Mutex::default(),
+            next: AtomicI64::new(FIRST_CALL),
+            waiting: AtomicUsize::new(0),
             progress: Mutex::default(),
             unasked: Mutex::new(Unasked {
                 since: Instant::now(),
@@ -112,7 +146,7 @@ impl Traffic {
                     token = Some(number);
                     self.progress.lock().insert(number, sink.clone());
                 }
-                let open = Open {
+                let open = Open::Client {
                     answer: attached.answer.clone(),
                     token,
                     for_http: attached.for_http,
@@ -132,10 +166,46 @@ impl Traffic {
 
     fn close(&self, id: i64) -> Option<Open> {
         let open = self.calls.lock().remove(&id)?;
-        if let Some(token) = open.token {
+        let token = match &open {
+            Open::Client { token, .. } => *token,
+            Open::Call(_) => {
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                Some(id)
+            }
+        };
+        if let Some(token) = token {
             self.progress.lock().remove(&token);
         }
         Some(open)
+    }
+
+    /// Opens a call that is made past the client: its id, and where its answer comes.
+    pub(super) fn open_call(&self, progress: Option<ProgressSink>) -> (i64, oneshot::Receiver<Reply>) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, reply) = oneshot::channel();
+        if let Some(sink) = progress {
+            self.progress.lock().insert(id, sink);
+        }
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.calls.lock().insert(id, Open::Call(sender));
+        (id, reply)
+    }
+
+    /// Closes a call nobody waits for any more; whether it was open.
+    pub(super) fn give_up(&self, id: i64) -> bool {
+        self.close(id).is_some()
+    }
+
+    /// Says that the request of a call was not written.
+    pub(super) fn unsent(&self, id: i64, why: &NotSent) {
+        if let Some(Open::Call(sender)) = self.close(id) {
+            let _ = sender.send(Reply::NotSent(why.clone()));
+        }
+    }
+
+    /// Whether several calls are under way.
+    pub(super) fn crowded(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 1
     }
 
     /// Reads a message off the wire; `None` when the client has no business with it.
@@ -153,11 +223,11 @@ impl Traffic {
         };
         // Most of a flood is told by its method, without being read any further.
         match (envelope.method.as_deref(), envelope.id) {
-            (None, _) => {
-                if let Some(answered) = self.settle(&envelope, text) {
-                    return Some(answered);
-                }
-            }
+            (None, _) => match self.settle(&envelope, text) {
+                Settled::Here => return None,
+                Settled::Client(id) => return Some(came(id)),
+                Settled::No => {}
+            },
             (Some(_), Some(_)) => {}
             (Some("notifications/tools/list_changed"), None) => {
                 unasked();
@@ -189,16 +259,45 @@ impl Traffic {
     /// all; [`Traffic::sift`] sees the end of it.
     pub(super) fn answered(&self, text: &Bytes) -> Option<ServerJsonRpcMessage> {
         let envelope: Envelope<'_> = serde_json::from_slice(text).ok()?;
-        let (id, result) = envelope.answer()?;
-        let calls = self.calls.lock();
-        let open = calls.get(&id).filter(|open| open.for_http == ForHttp::Hidden)?;
-        Some(keep(open, id, text, result))
+        let (id, result) = (envelope.answers()?, envelope.result?);
+        match self.calls.lock().get(&id)? {
+            Open::Client {
+                answer,
+                for_http: ForHttp::Hidden,
+                ..
+            } => {
+                keep(answer, text, result);
+                Some(came(id))
+            }
+            Open::Client { .. } | Open::Call(_) => None,
+        }
     }
 
     /// The answer to a request of ours, if `text` is one.
-    fn settle(&self, envelope: &Envelope<'_>, text: &Bytes) -> Option<ServerJsonRpcMessage> {
-        let (id, result) = envelope.answer()?;
-        Some(keep(&self.close(id)?, id, text, result))
+    fn settle(&self, envelope: &Envelope<'_>, text: &Bytes) -> Settled {
+        let Some(id) = envelope.answers() else {
+            return Settled::No;
+        };
+        // An error to a request of the client's is the client's to read.
+        if envelope.result.is_none() && id < FIRST_CALL {
+            return Settled::No;
+        }
+        match (self.close(id), envelope.result) {
+            (Some(Open::Call(sender)), result) => {
+                let reply = match result {
+                    Some(result) => Reply::Result(text.slice_ref(result.get().as_bytes())),
+                    None => Reply::Refused(envelope.refusal()),
+                };
+                // Nobody may be waiting any more.
+                let _ = sender.send(reply);
+                Settled::Here
+            }
+            (Some(Open::Client { answer, .. }), Some(result)) => {
+                keep(&answer, text, result);
+                Settled::Client(id)
+            }
+            (Some(Open::Client { .. }) | None, _) => Settled::No,
+        }
     }
 
     /// Takes out of the client's way what is dealt with here.
@@ -315,6 +414,16 @@ const READ: [&str; 4] = [
     "notifications/subscriptions/acknowledged",
 ];
 
+/// Whose an answer was.
+enum Settled {
+    /// A call's; it has it.
+    Here,
+    /// The client's, with this id.
+    Client(i64),
+    /// No answer, or to nothing that is known here.
+    No,
+}
+
 /// As much of a message as tells what it is.
 #[derive(Deserialize)]
 struct Envelope<'a> {
@@ -324,21 +433,43 @@ struct Envelope<'a> {
     method: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     result: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
 }
 
-impl<'a> Envelope<'a> {
-    /// Id and result, if it is an answer to one of ours. Some servers answer a number with its text.
-    fn answer(&self) -> Option<(i64, &'a RawValue)> {
+impl Envelope<'_> {
+    /// Which request of ours it answers, if any. Some servers answer a number with its text.
+    fn answers(&self) -> Option<i64> {
         match self.method {
             Some(_) => None,
-            None => Some((self.id?.get().trim_matches('"').parse().ok()?, self.result?)),
+            None => self.id?.get().trim_matches('"').parse().ok(),
+        }
+    }
+
+    /// What its error says.
+    fn refusal(&self) -> String {
+        #[derive(Deserialize)]
+        struct Refusal {
+            message: String,
+        }
+        let refusal = self
+            .error
+            .map(|error| serde_json::from_str::<Refusal>(error.get()));
+        match refusal {
+            Some(Ok(refusal)) => refusal.message,
+            Some(Err(_)) => "it refused the call without saying why".into(),
+            None => "it answered with neither a result nor an error".into(),
         }
     }
 }
 
-/// Keeps a result as it stands; the client learns only that it came.
-fn keep(open: &Open, id: i64, text: &Bytes, result: &RawValue) -> ServerJsonRpcMessage {
-    *open.answer.lock() = Some(text.slice_ref(result.get().as_bytes()));
+/// Keeps a result as it stands.
+fn keep(answer: &Answer, text: &Bytes, result: &RawValue) {
+    *answer.lock() = Some(text.slice_ref(result.get().as_bytes()));
+}
+
+/// All that the client learns of an answer that is kept.
+fn came(id: i64) -> ServerJsonRpcMessage {
     ServerJsonRpcMessage::response(ServerResult::empty(()), NumberOrString::Number(id))
 }
 

@@ -1,7 +1,8 @@
 //! A connection that carries whole messages both ways, as the MCP client wants one.
 //!
-//! Reading is done by the client's own loop, a message at a time. Writing never makes anyone wait for a
-//! server that does not read: what cannot be written yet is held up to a limit, and past it refused.
+//! Reading is done by the client's own loop, a message at a time. Writing is done by a task, which puts what
+//! comes together into one write and never makes anyone wait for a server that does not read: what cannot be
+//! written yet is held up to a limit, and past it refused.
 
 use std::sync::{
     Arc,
@@ -15,7 +16,8 @@ use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::Transport,
 };
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     limits,
@@ -32,8 +34,8 @@ pub(super) trait FrameRead: Send {
 /// The writing half of a transport.
 #[async_trait]
 pub(super) trait FrameWrite: Send {
-    /// Writes one message.
-    async fn write(&mut self, message: Vec<u8>) -> Result<(), String>;
+    /// Writes these messages.
+    async fn write(&mut self, messages: Vec<Vec<u8>>) -> Result<(), String>;
 
     /// Says that nothing more comes.
     async fn close(&mut self);
@@ -46,15 +48,15 @@ pub(super) struct Wire(Arc<Inner>);
 
 struct Inner {
     reader: Mutex<Box<dyn FrameRead>>,
-    /// Taken when it is closed.
-    writer: Mutex<Option<Box<dyn FrameWrite>>>,
-    queued_bytes: AtomicUsize,
-    queued_messages: AtomicUsize,
+    outbox: mpsc::UnboundedSender<Outgoing>,
+    queued: Arc<Queued>,
+    /// Fires when the writer is closed.
+    closed: CancellationToken,
     traffic: Arc<Traffic>,
 }
 
 /// A message that was not sent.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum NotSent {
     /// None of it was.
     #[error("{0}")]
@@ -64,6 +66,22 @@ pub(super) enum NotSent {
     Broken(String),
 }
 
+/// A message on its way to the server.
+struct Outgoing {
+    bytes: Vec<u8>,
+    whose: Whose,
+}
+
+/// Who is told how the writing went.
+enum Whose {
+    /// Somebody who waits for it.
+    Waiting(oneshot::Sender<Result<(), NotSent>>),
+    /// A call: it waits for its answer, and a failure is one.
+    Call(i64),
+    /// Nobody.
+    Nobody,
+}
+
 impl Wire {
     /// A wire over both halves of a transport.
     pub(super) fn new(
@@ -71,11 +89,24 @@ impl Wire {
         writer: impl FrameWrite + 'static,
         traffic: Arc<Traffic>,
     ) -> Self {
+        let (outbox, messages) = mpsc::unbounded_channel();
+        let (queued, closed) = (Arc::<Queued>::default(), CancellationToken::new());
+        let task = Writing {
+            writer: Box::new(writer),
+            messages,
+            queued: queued.clone(),
+            traffic: traffic.clone(),
+        };
+        let done = closed.clone().drop_guard();
+        tokio::spawn(async move {
+            task.run().await;
+            drop(done);
+        });
         Self(Arc::new(Inner {
             reader: Mutex::new(Box::new(reader)),
-            writer: Mutex::new(Some(Box::new(writer))),
-            queued_bytes: AtomicUsize::new(0),
-            queued_messages: AtomicUsize::new(0),
+            outbox,
+            queued,
+            closed,
             traffic,
         }))
     }
@@ -83,61 +114,147 @@ impl Wire {
     /// Closes it for this reason: what waits to be written is given up, the server sees its input end.
     pub(super) async fn close(&self, reason: &str) {
         self.0.traffic.ended.set(Ending::Fault(reason.into()));
-        let writer = self.0.writer.lock().await.take();
-        if let Some(mut writer) = writer {
-            let _ = tokio::time::timeout(limits::LAST_WORDS, writer.close()).await;
-        }
+        self.0.closed.cancelled().await;
+    }
+
+    /// What passes on it.
+    pub(super) fn traffic(&self) -> &Arc<Traffic> {
+        &self.0.traffic
+    }
+
+    /// Has the request of call `id` written; that it could not be is its answer.
+    pub(super) fn post_call(&self, id: i64, bytes: Vec<u8>) -> Result<(), NotSent> {
+        self.0.post(bytes, Whose::Call(id))
+    }
+
+    /// Has something written that nobody waits for.
+    pub(super) fn post(&self, bytes: Vec<u8>) -> Result<(), NotSent> {
+        self.0.post(bytes, Whose::Nobody)
     }
 }
 
 impl Inner {
-    async fn write(&self, message: Vec<u8>) -> Result<(), NotSent> {
-        if message.len() > limits::MESSAGE_BYTES {
+    fn post(&self, bytes: Vec<u8>, whose: Whose) -> Result<(), NotSent> {
+        if bytes.len() > limits::MESSAGE_BYTES {
             let most = limits::MESSAGE_BYTES / 1024 / 1024;
             return Err(NotSent::Refused(format!(
                 "a message to it may have {most} MiB, this one is larger"
             )));
         }
-        let _queued = Queued::enter(self, message.len())?;
-        let write = async {
-            match &mut *self.writer.lock().await {
-                Some(writer) => writer.write(message).await.map_err(NotSent::Broken),
-                None => Err(NotSent::Refused("its input is closed".into())),
-            }
-        };
-        tokio::select! {
-            biased;
-            written = write => written,
-            ending = self.traffic.ended.wait() => Err(NotSent::Broken(match ending {
-                Ending::Closed => "it closed the connection".into(),
-                Ending::Fault(reason) => reason.to_string(),
-            })),
-        }
+        let length = bytes.len();
+        self.queued.enter(length)?;
+        self.outbox.send(Outgoing { bytes, whose }).map_err(|_| {
+            self.queued.leave(length);
+            closed()
+        })
     }
 }
 
-/// A message's place among those that wait to be written.
-struct Queued<'a> {
-    inner: &'a Inner,
-    bytes: usize,
-}
-
-impl<'a> Queued<'a> {
-    fn enter(inner: &'a Inner, bytes: usize) -> Result<Self, NotSent> {
-        let before_bytes = inner.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let before = inner.queued_messages.fetch_add(1, Ordering::Relaxed);
-        let place = Self { inner, bytes };
-        match before_bytes + bytes > limits::QUEUED_BYTES || before >= limits::QUEUED_MESSAGES {
-            true => Err(NotSent::Refused("it does not read what it is sent".into())),
-            false => Ok(place),
-        }
-    }
-}
-
-impl Drop for Queued<'_> {
+impl Drop for Inner {
     fn drop(&mut self) {
-        self.inner.queued_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.inner.queued_messages.fetch_sub(1, Ordering::Relaxed);
+        // Nobody is left to write to it: a writer that is stuck gives up.
+        self.traffic.ended.set(Ending::Closed);
+    }
+}
+
+fn closed() -> NotSent {
+    NotSent::Refused("its input is closed".into())
+}
+
+/// What waits to be written.
+#[derive(Default)]
+struct Queued {
+    bytes: AtomicUsize,
+    messages: AtomicUsize,
+}
+
+impl Queued {
+    fn enter(&self, bytes: usize) -> Result<(), NotSent> {
+        let before_bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let before = self.messages.fetch_add(1, Ordering::Relaxed);
+        if before_bytes + bytes > limits::QUEUED_BYTES || before >= limits::QUEUED_MESSAGES {
+            self.leave(bytes);
+            return Err(NotSent::Refused("it does not read what it is sent".into()));
+        }
+        Ok(())
+    }
+
+    fn leave(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.messages.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The task that writes.
+struct Writing {
+    writer: Box<dyn FrameWrite>,
+    messages: mpsc::UnboundedReceiver<Outgoing>,
+    queued: Arc<Queued>,
+    traffic: Arc<Traffic>,
+}
+
+impl Writing {
+    async fn run(mut self) {
+        let traffic = self.traffic.clone();
+        loop {
+            let first = tokio::select! {
+                biased;
+                _ = traffic.ended.wait() => break,
+                first = self.messages.recv() => first,
+            };
+            let Some(first) = first else { break };
+            let (messages, whose) = self.gather(first).await;
+            let lengths: Vec<usize> = messages.iter().map(Vec::len).collect();
+            let written = tokio::select! {
+                biased;
+                written = self.writer.write(messages) => written,
+                ending = traffic.ended.wait() => Err(match ending {
+                    Ending::Closed => "it closed the connection".into(),
+                    Ending::Fault(reason) => reason.to_string(),
+                }),
+            };
+            let written = written.map_err(NotSent::Broken);
+            for (length, whose) in lengths.into_iter().zip(whose) {
+                self.queued.leave(length);
+                self.tell(whose, &written);
+            }
+        }
+        // What is left was not sent; whoever waits for it learns that by the sender's end.
+        self.messages.close();
+        while let Ok(left) = self.messages.try_recv() {
+            self.queued.leave(left.bytes.len());
+            self.tell(left.whose, &Err(closed()));
+        }
+        let _ = tokio::time::timeout(limits::LAST_WORDS, self.writer.close()).await;
+    }
+
+    /// What can be written in one piece with `first`.
+    async fn gather(&mut self, first: Outgoing) -> (Vec<Vec<u8>>, Vec<Whose>) {
+        const MOST: usize = 64;
+        const BYTES: usize = 64 * 1024;
+        // Where several calls are under way, others are about to be made: they go first.
+        if self.traffic.crowded() {
+            tokio::task::yield_now().await;
+        }
+        let mut bytes = first.bytes.len();
+        let (mut messages, mut whose) = (vec![first.bytes], vec![first.whose]);
+        while messages.len() < MOST
+            && bytes < BYTES
+            && let Ok(next) = self.messages.try_recv()
+        {
+            bytes += next.bytes.len();
+            messages.push(next.bytes);
+            whose.push(next.whose);
+        }
+        (messages, whose)
+    }
+
+    fn tell(&self, whose: Whose, written: &Result<(), NotSent>) {
+        match (whose, written) {
+            (Whose::Waiting(sender), _) => drop(sender.send(written.clone())),
+            (Whose::Call(id), Err(why)) => self.traffic.unsent(id, why),
+            (Whose::Call(_), Ok(())) | (Whose::Nobody, _) => {}
+        }
     }
 }
 
@@ -153,7 +270,9 @@ impl Transport<RoleClient> for Wire {
         async move {
             let bytes = serde_json::to_vec(&message)
                 .map_err(|error| NotSent::Refused(format!("the message cannot be written: {error}")))?;
-            inner.write(bytes).await
+            let (sender, written) = oneshot::channel();
+            inner.post(bytes, Whose::Waiting(sender))?;
+            written.await.unwrap_or_else(|_| Err(closed()))
         }
     }
 

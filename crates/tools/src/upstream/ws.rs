@@ -200,12 +200,13 @@ struct Sink(SplitSink<Socket, Message>);
 
 #[async_trait]
 impl FrameWrite for Sink {
-    async fn write(&mut self, message: Vec<u8>) -> Result<(), String> {
-        let text = Utf8Bytes::try_from(message).map_err(|error| error.to_string())?;
-        self.0
-            .send(Message::Text(text))
-            .await
-            .map_err(|error| format!("its WebSocket broke: {error}"))
+    async fn write(&mut self, messages: Vec<Vec<u8>>) -> Result<(), String> {
+        let broke = |error: Error| format!("its WebSocket broke: {error}");
+        for message in messages {
+            let text = Utf8Bytes::try_from(message).map_err(|error| error.to_string())?;
+            self.0.feed(Message::Text(text)).await.map_err(broke)?;
+        }
+        self.0.flush().await.map_err(broke)
     }
 
     async fn close(&mut self) {
