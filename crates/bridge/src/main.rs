@@ -7,19 +7,29 @@
 //! In the order data flows:
 //!
 //! - [`stdio`]: the agent's end: bytes in and out, and the moment the agent is gone.
-//! - [`mcp`]: MCP for both lifecycles: lists, calls, progress, cancellation, change notices.
+//! - [`intake`]: the agent's lines: those the express lane takes, and the rest as the MCP library reads it.
+//! - [`express`]: the short way of an ordinary tool call, past the MCP library; what may take it.
+//! - [`mcp`]: everything else of MCP, for both lifecycles: handshakes, lists, unusual calls, change notices.
+//! - [`call`]: one tool call, by either way: where its name leads, what the server is asked.
+//! - [`patience`]: what an agent that asked for progress hears meanwhile.
 //! - [`registry`]: the tools as they are now, and what a name means.
 //! - [`link`]: the server's end: connecting, learning the tools, coming back after a loss.
 //! - [`outcome`]: an answer of the relay as MCP sees it.
+//! - [`out`]: lines on their way to the agent, in as few writes as can be.
 //!
 //! The same binary is the sandbox's first process (`oubliette-client sandbox-init`), so that a sandbox
 //! needs one program of ours only. That mode runs before any runtime or thread exists.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod call;
+mod express;
+mod intake;
 mod link;
 mod mcp;
+mod out;
 mod outcome;
+mod patience;
 mod registry;
 mod stdio;
 
@@ -78,7 +88,7 @@ fn serve() -> ExitCode {
     let code = runtime.block_on(async move {
         let registry = Arc::new(registry::Registry::default());
         let link = link::Link::start(socket.into(), key, registry.clone());
-        mcp::serve(mcp::Bridge::new(registry, link)).await
+        mcp::serve(call::Calls { registry, link }).await
     });
     // A blocking read of stdin may still be under way; nothing of ours waits for it.
     runtime.shutdown_background();

@@ -4,12 +4,74 @@ use oubliette_protocol::{Error, ErrorCode, relay::MAX_LINE, size::json_bytes, to
 use oubliette_relay::CallError;
 use rmcp::model::{CallToolResult, ContentBlock, ProtocolVersion};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 
 use crate::registry::Route;
 
 /// The most a result may take as JSON. Clients drop a longer line without a word, and the call would hang.
 const MOST: usize = MAX_LINE - 64 * 1024;
+
+/// What the frame around a result and `resultType` may take of [`MOST`].
+const FRAME: usize = 64;
+
+/// A result of text alone, as MCP writes it.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Plain<'a> {
+    #[serde(borrow, rename = "content")]
+    _content: Vec<Text<'a>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    structured_content: Option<&'a RawValue>,
+    #[serde(rename = "isError")]
+    _is_error: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text<'a> {
+    #[serde(rename = "type")]
+    _kind: IsText,
+    #[serde(borrow, deserialize_with = "string")]
+    #[serde(rename = "text")]
+    _text: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+enum IsText {
+    #[serde(rename = "text")]
+    Text,
+}
+
+/// `null` is present; a plain `Option` would make it absent.
+fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(d).map(Some)
+}
+
+fn string<'de, D: serde::Deserializer<'de>>(d: D) -> Result<&'de RawValue, D::Error> {
+    let raw = <&RawValue>::deserialize(d)?;
+    match raw.get().starts_with('"') {
+        true => Ok(raw),
+        false => Err(serde::de::Error::custom("not a string")),
+    }
+}
+
+/// Whether an answer by this route is, as it stands, the result an agent of an older revision is shown.
+pub(crate) fn as_it_stands(route: &Route, raw: &RawValue) -> bool {
+    let shown = match route {
+        Route::Caller { .. } | Route::Agent(_) => true,
+        // Data: shown as text as well.
+        Route::Own(_) | Route::Base(_) => false,
+    };
+    // A reader that also ends lines at a carriage return would be lost.
+    shown
+        && raw.get().len() <= MOST - FRAME
+        && memchr::memchr(b'\r', raw.get().as_bytes()).is_none()
+        && serde_json::from_str::<Plain<'_>>(raw.get()).is_ok_and(|plain| {
+            plain
+                .structured_content
+                .is_none_or(|data| data.get().starts_with('{'))
+        })
+}
 
 /// What an answer by this route means.
 pub(crate) fn answered(route: &Route, value: Value) -> CallResult {
@@ -137,6 +199,52 @@ mod tests {
         let image = json!({"content":[{"type":"image","data":"aGk=","mimeType":"image/png"},
             {"type":"text","text":"see"}],"isError":true});
         assert_eq!(shown(&caller(), image.clone(), old), image);
+    }
+
+    #[test]
+    fn what_stands_as_it_is_means_the_same_when_converted() {
+        let agent = Route::Agent("x".into());
+        for plain in [
+            r#"{"content":[],"isError":false}"#,
+            r#"{"content":[{"type":"text","text":"a\n\u00e9"}],"isError":true}"#,
+            r#"{"isError":false,"structuredContent":{"a":[1]},"content":[{"text":"","type":"text"}]}"#,
+        ] {
+            let raw: &RawValue = serde_json::from_str(plain).unwrap();
+            let value: Value = serde_json::from_str(plain).unwrap();
+            for route in [&agent, &caller()] {
+                assert!(as_it_stands(route, raw), "{plain}");
+                let converted = shown(route, value.clone(), ProtocolVersion::V_2025_06_18);
+                assert_eq!(converted, value, "{plain}");
+            }
+            assert!(!as_it_stands(&Route::Own("x".into()), raw));
+            assert!(!as_it_stands(&Route::Base("x".into()), raw));
+        }
+    }
+
+    #[test]
+    fn anything_else_is_converted() {
+        for other in [
+            "1",
+            r#"{"content":[]}"#,
+            r#"{"content":null,"isError":false}"#,
+            r#"{"content":[],"isError":"no"}"#,
+            r#"{"content":[],"isError":false,"_meta":{}}"#,
+            r#"{"content":[],"isError":false,"structuredContent":null}"#,
+            r#"{"content":[],"isError":false,"structuredContent":[1]}"#,
+            r#"{"content":[{"type":"text","text":1}],"isError":false}"#,
+            r#"{"content":[{"type":"text","text":"a","annotations":{}}],"isError":false}"#,
+            r#"{"content":[{"type":"image","data":"aGk=","mimeType":"image/png"}],"isError":false}"#,
+            "{\"content\":[],\r\"isError\":false}",
+        ] {
+            let raw: &RawValue = serde_json::from_str(other).unwrap();
+            assert!(!as_it_stands(&Route::Agent("x".into()), raw), "{other}");
+        }
+        let long = format!(
+            r#"{{"content":[{{"type":"text","text":"{}"}}],"isError":false}}"#,
+            "a".repeat(MOST)
+        );
+        let raw: &RawValue = serde_json::from_str(&long).unwrap();
+        assert!(!as_it_stands(&Route::Agent("x".into()), raw));
     }
 
     #[test]

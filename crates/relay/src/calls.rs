@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -65,7 +65,8 @@ impl CallOptions {
     }
 }
 
-pub(crate) type Answer = Result<Value, CallError>;
+/// A result is handed over as the text it came as: reading it is the caller's work, not the reader's.
+pub(crate) type Answer = Result<Box<RawValue>, CallError>;
 
 /// The table of calls that wait.
 pub(crate) struct Calls {

@@ -34,7 +34,7 @@ pub use calls::{CallOptions, Progress};
 pub use error::{CallError, Closed};
 pub use message::{Id, Message, Refused, parse_line};
 pub use oubliette_protocol::relay::RpcError;
-pub use peer::{Handler, Peer};
+pub use peer::{Asked, Handler, Peer};
 pub use serving::RequestContext;
 
 /// What one connection may cost.

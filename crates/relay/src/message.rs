@@ -1,7 +1,8 @@
 //! A line as a message, and back. Pure functions.
 //!
 //! Parsing looks at the envelope alone first ([`RawValue`] fields borrowed from the line), so that
-//! params and results are copied once, into their final value.
+//! params are copied once, into their final value. A result stays text: whoever called may hand it on as
+//! it is, or read it in a task of its own.
 
 use std::fmt;
 
@@ -80,6 +81,23 @@ pub enum AnswerError {
     Malformed(String),
 }
 
+/// A line as the reader takes it: a response's result is not looked into.
+pub(crate) enum Incoming<'a> {
+    Request {
+        id: Id,
+        method: String,
+        params: Value,
+    },
+    Notification {
+        method: String,
+        params: Value,
+    },
+    Response {
+        id: Option<Id>,
+        outcome: Result<&'a RawValue, AnswerError>,
+    },
+}
+
 /// A line that is no message, and what to answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refused {
@@ -113,6 +131,18 @@ fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<&'de RawValu
 
 /// Reads one line, its newline removed.
 pub fn parse_line(line: &[u8]) -> Result<Message, Refused> {
+    Ok(match read_line(line)? {
+        Incoming::Request { id, method, params } => Message::Request { id, method, params },
+        Incoming::Notification { method, params } => Message::Notification { method, params },
+        Incoming::Response { id, outcome } => Message::Response {
+            id,
+            outcome: outcome.and_then(|raw| serde_json::from_str(raw.get()).map_err(malformed)),
+        },
+    })
+}
+
+/// Reads one line, its newline removed, and leaves a response's result as text.
+pub(crate) fn read_line(line: &[u8]) -> Result<Incoming<'_>, Refused> {
     let text = std::str::from_utf8(line).map_err(|e| bad_json(format!("not UTF-8: {e}")))?;
     let envelope: Envelope<'_> = serde_json::from_str(text).map_err(|why| {
         // A wrong shape stops the parser before the end of the line, so what comes after is still unread.
@@ -127,7 +157,7 @@ pub fn parse_line(line: &[u8]) -> Result<Message, Refused> {
     let id = envelope.id.map(|raw| parse_id(raw.get()));
     let Some(method) = envelope.method else {
         return match envelope.result.is_some() || envelope.error.is_some() {
-            true => Ok(Message::Response {
+            true => Ok(Incoming::Response {
                 outcome: outcome(&envelope),
                 id: id.and_then(Result::ok),
             }),
@@ -161,8 +191,8 @@ pub fn parse_line(line: &[u8]) -> Result<Message, Refused> {
         }
     };
     Ok(match id {
-        Some(id) => Message::Request { id, method, params },
-        None => Message::Notification { method, params },
+        Some(id) => Incoming::Request { id, method, params },
+        None => Incoming::Notification { method, params },
     })
 }
 
@@ -173,23 +203,28 @@ fn parse_id(raw: &str) -> Result<Id, &'static str> {
     if raw.len() > MAX_ID {
         return Err("id is too long");
     }
+    // Our own ids come back as they went out.
+    if let Ok(number) = raw.parse::<u64>() {
+        return Ok(number.into());
+    }
     serde_json::from_str(raw).map_err(|_| "id must be a number or a string")
 }
 
-fn outcome(envelope: &Envelope<'_>) -> Result<Value, AnswerError> {
-    let malformed = |why: &dyn fmt::Display| AnswerError::Malformed(why.to_string());
+fn outcome<'a>(envelope: &Envelope<'a>) -> Result<&'a RawValue, AnswerError> {
     match (envelope.result, envelope.error) {
-        (Some(result), None) => serde_json::from_str(result.get()).map_err(|e| malformed(&e)),
+        (Some(result), None) => Ok(result),
         // Some libraries send both fields always, one of them null.
-        (Some(result), Some(error)) if error.get() == "null" => {
-            serde_json::from_str(result.get()).map_err(|e| malformed(&e))
-        }
+        (Some(result), Some(error)) if error.get() == "null" => Ok(result),
         (_, Some(error)) => match serde_json::from_str(error.get()) {
             Ok(error) => Err(AnswerError::Remote(error)),
-            Err(why) => Err(malformed(&why)),
+            Err(why) => Err(malformed(why)),
         },
-        (None, None) => Err(malformed(&"neither result nor error")),
+        (None, None) => Err(malformed("neither result nor error")),
     }
+}
+
+fn malformed(why: impl fmt::Display) -> AnswerError {
+    AnswerError::Malformed(why.to_string())
 }
 
 fn bad_json(why: String) -> Refused {
@@ -210,7 +245,7 @@ impl Message {
     /// The message as a line, newline included, unless it is longer than `limit`.
     pub fn to_line(&self, limit: usize) -> Result<Vec<u8>, CallError> {
         match self {
-            Message::Request { id, method, params } => request_line(id, method, params, limit),
+            Message::Request { id, method, params } => request_line(id, method, unless_null(params), limit),
             Message::Notification { method, params } => notification_line(method, params, limit),
             Message::Response {
                 id,
@@ -229,14 +264,14 @@ impl Message {
 }
 
 #[derive(Serialize)]
-struct Out<'a> {
+struct Out<'a, P: ?Sized = Value> {
     jsonrpc: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<Option<&'a Id>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     method: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    params: Option<&'a Value>,
+    params: Option<&'a P>,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<&'a Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -252,30 +287,35 @@ const OUT: Out<'static> = Out {
     error: None,
 };
 
-pub(crate) fn request_line(
+pub(crate) fn request_line<P: Serialize + ?Sized>(
     id: &Id,
     method: &str,
-    params: &Value,
+    params: Option<&P>,
     limit: usize,
 ) -> Result<Vec<u8>, CallError> {
-    let params = Some(params).filter(|p| !p.is_null());
     line(
         &Out {
+            jsonrpc: OUT.jsonrpc,
             id: Some(Some(id)),
             method: Some(method),
             params,
-            ..OUT
+            result: None,
+            error: None,
         },
         limit,
     )
 }
 
+/// Params that are null are left out.
+pub(crate) fn unless_null(params: &Value) -> Option<&Value> {
+    Some(params).filter(|params| !params.is_null())
+}
+
 pub(crate) fn notification_line(method: &str, params: &Value, limit: usize) -> Result<Vec<u8>, CallError> {
-    let params = Some(params).filter(|p| !p.is_null());
     line(
         &Out {
             method: Some(method),
-            params,
+            params: unless_null(params),
             ..OUT
         },
         limit,

@@ -1,26 +1,32 @@
 //! One connection: its two tasks, and what users of the crate hold.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use oubliette_protocol::{
     ErrorCode,
     relay::{INVALID_REQUEST, RpcError, method},
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json, value::RawValue};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::oneshot,
     task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    CallError, CallOptions, Closed, Id, Limits, Message, Progress, Refused, RequestContext,
-    calls::Calls,
+    CallError, CallOptions, Closed, Id, Limits, Progress, Refused, RequestContext,
+    calls::{Answer, Calls},
     error::{method_not_found, rpc_error},
     lines::Lines,
-    message::{AnswerError, error_line, line, notification_line, parse_line, request_line},
+    message::{
+        AnswerError, Incoming, error_line, line, notification_line, read_line, request_line, unless_null,
+    },
     queue::{Outbox, Queue, queue},
     serving::{NotServed, Serving},
 };
@@ -118,47 +124,58 @@ impl Peer {
         params: Value,
         options: CallOptions,
     ) -> Result<Value, CallError> {
+        let asked = self.open(method, unless_null(&params), options)?;
+        drop(params);
+        let raw = asked.answer().await?;
+        serde_json::from_str(raw.get()).map_err(|why| CallError::BadAnswer(why.to_string()))
+    }
+
+    /// The same with params of any kind, and the result as the text it came as.
+    pub async fn call_raw<P>(
+        &self,
+        method: &str,
+        params: &P,
+        options: CallOptions,
+    ) -> Result<Box<RawValue>, CallError>
+    where
+        P: Serialize + Sync + ?Sized,
+    {
+        self.ask(method, params, options)?.answer().await
+    }
+
+    /// The first half of a raw call: the params are written down, and not needed afterwards.
+    pub fn ask<P>(&self, method: &str, params: &P, options: CallOptions) -> Result<Asked, CallError>
+    where
+        P: Serialize + ?Sized,
+    {
+        self.open(method, Some(params), options)
+    }
+
+    fn open<P: Serialize + ?Sized>(
+        &self,
+        method: &str,
+        params: Option<&P>,
+        options: CallOptions,
+    ) -> Result<Asked, CallError> {
         let CallOptions {
             timeout,
             cancel,
             on_progress,
         } = options;
         let (id, answer) = self.0.calls.open(on_progress)?;
-        let mut open = Open {
-            peer: self,
+        let open = Open {
+            peer: self.clone(),
             id,
             sent: false,
         };
-        let line = request_line(&id.into(), method, &params, self.0.limits.line)?;
-        drop(params);
-        let answered = async {
-            self.0
-                .queue
-                .send(line, None)
-                .await
-                .map_err(|_| self.why_closed())?;
-            open.sent = true;
-            answer.await.unwrap_or_else(|_| Err(self.why_closed().into()))
-        };
-        let cancelled = async {
-            match &cancel {
-                Some(token) => token.cancelled().await,
-                None => std::future::pending().await,
-            }
-        };
-        let expired = async {
-            match timeout {
-                Some(timeout) => tokio::time::sleep(timeout).await,
-                None => std::future::pending().await,
-            }
-        };
-        // Biased: an answer that is there wins over a limit reached in the same instant.
-        tokio::select! {
-            biased;
-            answer = answered => answer,
-            () = cancelled => Err(CallError::Cancelled),
-            () = expired => Err(CallError::Timeout),
-        }
+        let line = request_line(&id.into(), method, params, self.0.limits.line)?;
+        Ok(Asked {
+            open,
+            line,
+            answer,
+            timeout,
+            cancel,
+        })
     }
 
     /// Tells the other side something, once there is room.
@@ -277,8 +294,8 @@ impl Peer {
 
     /// Acts on one line without ever waiting.
     fn take(&self, line: &[u8], handler: &Arc<dyn Handler>) -> Result<(), Closed> {
-        match parse_line(line) {
-            Ok(Message::Request { id, method, params }) => {
+        match read_line(line) {
+            Ok(Incoming::Request { id, method, params }) => {
                 match self.0.serving.start(self, handler, id.clone(), method, params) {
                     Ok(()) => Ok(()),
                     Err(NotServed::TooMany(error)) => self.refuse(Some(&id), &error),
@@ -292,22 +309,22 @@ impl Peer {
                     }
                 }
             }
-            Ok(Message::Notification { method, params }) => {
+            Ok(Incoming::Notification { method, params }) => {
                 self.notified(&method, params, handler);
                 Ok(())
             }
-            Ok(Message::Response {
+            Ok(Incoming::Response {
                 id: Some(id),
                 outcome,
             }) => {
-                let answer = outcome.map_err(|error| match error {
+                let answer = outcome.map(ToOwned::to_owned).map_err(|error| match error {
                     AnswerError::Remote(error) => CallError::Remote(error),
                     AnswerError::Malformed(why) => CallError::BadAnswer(why),
                 });
                 self.0.calls.answered(&id, answer);
                 Ok(())
             }
-            Ok(Message::Response { id: None, outcome }) => {
+            Ok(Incoming::Response { id: None, outcome }) => {
                 tracing::debug!(?outcome, "the other side could not read a line of ours");
                 Ok(())
             }
@@ -351,14 +368,71 @@ impl Peer {
     }
 }
 
+/// A call that is written down. Dropping it gives the call up.
+pub struct Asked {
+    open: Open,
+    line: Vec<u8>,
+    answer: oneshot::Receiver<Answer>,
+    timeout: Option<Duration>,
+    cancel: Option<CancellationToken>,
+}
+
+impl std::fmt::Debug for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Asked")
+            .field("id", &self.open.id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Asked {
+    /// Sends it and waits. Dropping the future gives up on the call and tells the other side.
+    pub async fn answer(self) -> Result<Box<RawValue>, CallError> {
+        let Self {
+            mut open,
+            line,
+            answer,
+            timeout,
+            cancel,
+        } = self;
+        let answered = async {
+            let sent = open.peer.0.queue.send(line, None).await;
+            sent.map_err(|_| open.peer.why_closed())?;
+            open.sent = true;
+            answer
+                .await
+                .unwrap_or_else(|_| Err(open.peer.why_closed().into()))
+        };
+        let cancelled = async {
+            match &cancel {
+                Some(token) => token.cancelled().await,
+                None => std::future::pending().await,
+            }
+        };
+        let expired = async {
+            match timeout {
+                Some(timeout) => tokio::time::sleep(timeout).await,
+                None => std::future::pending().await,
+            }
+        };
+        // Biased: an answer that is there wins over a limit reached in the same instant.
+        tokio::select! {
+            biased;
+            answer = answered => answer,
+            () = cancelled => Err(CallError::Cancelled),
+            () = expired => Err(CallError::Timeout),
+        }
+    }
+}
+
 /// A call that is open; giving it up tells the other side.
-struct Open<'a> {
-    peer: &'a Peer,
+struct Open {
+    peer: Peer,
     id: u64,
     sent: bool,
 }
 
-impl Drop for Open<'_> {
+impl Drop for Open {
     fn drop(&mut self) {
         if self.peer.0.calls.forget(self.id) && self.sent {
             let params = json!({ "id": self.id });

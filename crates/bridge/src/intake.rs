@@ -1,0 +1,163 @@
+//! The agent's lines: those the express lane takes, and the rest as the MCP library reads it.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use oubliette_protocol::relay::MAX_LINE;
+use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::express::{Lane, Way};
+
+/// How much is read at once.
+const CHUNK: usize = 32 * 1024;
+
+/// A stream without the lines that went by the lane.
+pub(crate) struct Intake<R> {
+    inner: R,
+    lane: Arc<Lane>,
+    chunk: Box<[u8]>,
+    /// The beginning of a line whose end is not here yet.
+    line: Vec<u8>,
+    /// The rest of this line goes the long way: it is more than the relay can carry.
+    long: bool,
+    /// What goes the long way, and how much of it has gone.
+    rest: Vec<u8>,
+    gone: usize,
+    end: End,
+}
+
+/// How the stream ends. The end is told once the lane's calls have been answered, as the library's own
+/// calls are.
+enum End {
+    NotYet,
+    LastCalls(Pin<Box<dyn Future<Output = ()> + Send>>),
+    Told,
+}
+
+impl<R> Intake<R> {
+    pub(crate) fn new(inner: R, lane: Arc<Lane>) -> Self {
+        Self {
+            inner,
+            lane,
+            chunk: vec![0; CHUNK].into(),
+            line: Vec::new(),
+            long: false,
+            rest: Vec::new(),
+            gone: 0,
+            end: End::NotYet,
+        }
+    }
+
+    /// Sorts what was read.
+    fn sort(&mut self, read: usize) {
+        let mut chunk = &self.chunk[..read];
+        while let Some(end) = memchr::memchr(b'\n', chunk) {
+            let (piece, after) = chunk.split_at(end + 1);
+            chunk = after;
+            if std::mem::take(&mut self.long) {
+                self.rest.extend_from_slice(piece);
+                continue;
+            }
+            let line = match self.line.is_empty() {
+                true => piece,
+                false => {
+                    self.line.extend_from_slice(piece);
+                    &self.line
+                }
+            };
+            match self.lane.take(line) {
+                Way::Lane => {}
+                Way::Long => self.rest.extend_from_slice(line),
+            }
+            self.line.clear();
+            self.line.shrink_to(CHUNK);
+        }
+        match self.long {
+            true => self.rest.extend_from_slice(chunk),
+            false => self.line.extend_from_slice(chunk),
+        }
+        if self.line.len() > MAX_LINE {
+            self.rest.append(&mut self.line);
+            self.long = true;
+        }
+    }
+
+    /// Hands over what goes the long way; false when there is nothing.
+    fn hand_over(&mut self, buf: &mut ReadBuf<'_>) -> bool {
+        let rest = &self.rest[self.gone..];
+        let now = rest.len().min(buf.remaining());
+        buf.put_slice(&rest[..now]);
+        self.gone += now;
+        if self.gone == self.rest.len() {
+            self.gone = 0;
+            self.rest.clear();
+            self.rest.shrink_to(CHUNK);
+        }
+        now > 0
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Intake<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        loop {
+            if buf.remaining() == 0 || this.hand_over(buf) {
+                return Poll::Ready(Ok(()));
+            }
+            match &mut this.end {
+                End::NotYet => {}
+                End::LastCalls(finished) => {
+                    ready!(finished.as_mut().poll(context));
+                    this.end = End::Told;
+                    return Poll::Ready(Ok(()));
+                }
+                End::Told => return Poll::Ready(Ok(())),
+            }
+            ready!(this.lane.out().poll_room(context));
+            let mut chunk = ReadBuf::new(&mut this.chunk);
+            let polled = ready!(Pin::new(&mut this.inner).poll_read(context, &mut chunk));
+            let read = chunk.filled().len();
+            if polled.is_err() || read == 0 {
+                let lane = this.lane.clone();
+                this.rest.append(&mut this.line);
+                this.end = End::LastCalls(Box::pin(async move { lane.finished().await }));
+                continue;
+            }
+            this.sort(read);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::express::tests::lane;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn what_goes_the_long_way_arrives_byte_for_byte() {
+        let long = format!("{}\nafter\n", "x".repeat(MAX_LINE + CHUNK));
+        for (piece, long) in [(3, ""), (CHUNK / 2, &*long), (2 * CHUNK, &*long)] {
+            let text = format!("\n{{}}\r\n[1]\n\n{long}no end");
+            let (near, mut far) = tokio::io::duplex(piece);
+            let writing = tokio::spawn({
+                let text = text.clone();
+                async move { far.write_all(text.as_bytes()).await.unwrap() }
+            });
+            let mut read = String::new();
+            let mut intake = Intake::new(near, lane().0);
+            intake.read_to_string(&mut read).await.unwrap();
+            writing.await.unwrap();
+            assert!(read == text, "in pieces of {piece}");
+            assert_eq!(intake.read(&mut [0; 8]).await.unwrap(), 0);
+        }
+    }
+}
