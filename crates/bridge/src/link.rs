@@ -119,8 +119,13 @@ impl Link {
             registry: self.registry.clone(),
             refresh: refresh.clone(),
         });
-        let (read, write) = stream.into_split();
-        let (peer, ended) = Peer::spawn_halves(read, write, ears, Limits::default());
+        let (peer, ended) = match Peer::spawn_unix(stream, ears, Limits::default()) {
+            Ok(spawned) => spawned,
+            Err(why) => {
+                eprintln!("oubliette-client: the connection cannot be used: {why}");
+                return Told::Nothing;
+            }
+        };
         self.peer.store(Some(Arc::new(peer.clone())));
         let mut told = Told::Nothing;
         let learning = async {

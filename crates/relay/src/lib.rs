@@ -17,6 +17,7 @@
 //! - `serving`: requests of the other side that are being worked on.
 //! - `calls`: our own requests that wait for an answer.
 //! - `queue`: lines on their way out, and who has to wait for room.
+//! - `quiet`: a Unix stream that wakes nobody without need.
 //! - [`peer`]: the two tasks of a connection, and what users of the crate hold.
 //! - [`error`]: how a call fails, why a connection ended.
 
@@ -28,6 +29,7 @@ mod lines;
 pub mod message;
 pub mod peer;
 mod queue;
+mod quiet;
 mod serving;
 
 pub use calls::{CallOptions, Progress};

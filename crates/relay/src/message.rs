@@ -1,8 +1,7 @@
 //! A line as a message, and back. Pure functions.
 //!
-//! Parsing looks at the envelope alone first ([`RawValue`] fields borrowed from the line), so that
-//! params are copied once, into their final value. A result stays text: whoever called may hand it on as
-//! it is, or read it in a task of its own.
+//! Parsing looks at the envelope alone ([`RawValue`] fields borrowed from the line). Params and results stay
+//! text: whoever gets them may hand them on as they are, or read them in a task of their own.
 
 use std::fmt;
 
@@ -81,12 +80,12 @@ pub enum AnswerError {
     Malformed(String),
 }
 
-/// A line as the reader takes it: a response's result is not looked into.
+/// A line as the reader takes it: a request's params and a response's result are not looked into.
 pub(crate) enum Incoming<'a> {
     Request {
         id: Id,
         method: String,
-        params: Value,
+        params: Option<&'a RawValue>,
     },
     Notification {
         method: String,
@@ -132,7 +131,10 @@ fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<&'de RawValu
 /// Reads one line, its newline removed.
 pub fn parse_line(line: &[u8]) -> Result<Message, Refused> {
     Ok(match read_line(line)? {
-        Incoming::Request { id, method, params } => Message::Request { id, method, params },
+        Incoming::Request { id, method, params } => match params_value(params) {
+            Ok(params) => Message::Request { id, method, params },
+            Err(error) => return Err(Refused { id: Some(id), error }),
+        },
         Incoming::Notification { method, params } => Message::Notification { method, params },
         Incoming::Response { id, outcome } => Message::Response {
             id,
@@ -141,7 +143,7 @@ pub fn parse_line(line: &[u8]) -> Result<Message, Refused> {
     })
 }
 
-/// Reads one line, its newline removed, and leaves a response's result as text.
+/// Reads one line, its newline removed, and leaves a request's params and a response's result as text.
 pub(crate) fn read_line(line: &[u8]) -> Result<Incoming<'_>, Refused> {
     let text = std::str::from_utf8(line).map_err(|e| bad_json(format!("not UTF-8: {e}")))?;
     let envelope: Envelope<'_> = serde_json::from_str(text).map_err(|why| {
@@ -171,29 +173,29 @@ pub(crate) fn read_line(line: &[u8]) -> Result<Incoming<'_>, Refused> {
     let Ok(method) = serde_json::from_str::<String>(method.get()) else {
         return Err(not_a_request(id, "method must be a string"));
     };
-    let params = match envelope
-        .params
-        .map(|raw| serde_json::from_str(raw.get()))
-        .transpose()
-    {
-        Ok(params) => params.unwrap_or(Value::Null),
-        // Valid JSON by now: what is left is nesting deeper, or a number larger, than we take.
-        Err(why) => {
-            let error = rpc_error(
-                INVALID_PARAMS,
-                ErrorCode::InvalidArgument,
-                format!("params: {why}"),
-            );
-            return Err(Refused {
-                id,
-                error: Box::new(error),
-            });
-        }
+    let Some(id) = id else {
+        let params = params_value(envelope.params).map_err(|error| Refused { id: None, error })?;
+        return Ok(Incoming::Notification { method, params });
     };
-    Ok(match id {
-        Some(id) => Incoming::Request { id, method, params },
-        None => Incoming::Notification { method, params },
-    })
+    let params = envelope.params;
+    Ok(Incoming::Request { id, method, params })
+}
+
+/// Params as a value; null when absent.
+pub(crate) fn params_value(params: Option<&RawValue>) -> Result<Value, Box<RpcError>> {
+    let read = params.map(|raw| serde_json::from_str(raw.get())).transpose();
+    // Valid JSON by now: what is left is nesting deeper, or a number larger, than we take.
+    let refused = |why| {
+        rpc_error(
+            INVALID_PARAMS,
+            ErrorCode::InvalidArgument,
+            format!("params: {why}"),
+        )
+    };
+    match read {
+        Ok(params) => Ok(params.unwrap_or(Value::Null)),
+        Err(why) => Err(Box::new(refused(why))),
+    }
 }
 
 fn parse_id(raw: &str) -> Result<Id, &'static str> {
@@ -273,7 +275,7 @@ struct Out<'a, P: ?Sized = Value> {
     #[serde(skip_serializing_if = "Option::is_none")]
     params: Option<&'a P>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<&'a Value>,
+    result: Option<&'a P>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a RpcError>,
 }
@@ -322,12 +324,19 @@ pub(crate) fn notification_line(method: &str, params: &Value, limit: usize) -> R
     )
 }
 
-pub(crate) fn result_line(id: Option<&Id>, result: &Value, limit: usize) -> Result<Vec<u8>, CallError> {
+pub(crate) fn result_line<P: Serialize + ?Sized>(
+    id: Option<&Id>,
+    result: &P,
+    limit: usize,
+) -> Result<Vec<u8>, CallError> {
     line(
         &Out {
+            jsonrpc: OUT.jsonrpc,
             id: Some(id),
+            method: None,
+            params: None,
             result: Some(result),
-            ..OUT
+            error: None,
         },
         limit,
     )

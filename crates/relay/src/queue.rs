@@ -25,9 +25,8 @@ use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
 };
-use tokio_util::sync::CancellationToken;
 
-use crate::{Closed, lines::gone};
+use crate::{Closed, Peer, lines::gone};
 
 /// How much is gathered into one write.
 const BATCH: usize = 64 * 1024;
@@ -134,17 +133,14 @@ impl Queue {
 
 impl Outbox {
     /// Writes until the connection ends; then what is queued, for a moment.
-    pub(crate) async fn run<W: AsyncWrite + Unpin>(
-        mut self,
-        mut io: W,
-        stop: CancellationToken,
-    ) -> Option<Closed> {
+    pub(crate) async fn run<W: AsyncWrite + Unpin>(mut self, mut io: W, peer: &Peer) -> Option<Closed> {
+        let stop = peer.stop();
         let ended = async {
             stop.cancelled().await;
             tokio::time::sleep(GRACE).await;
         };
         let closed = tokio::select! {
-            closed = self.write_all(&mut io, &stop) => closed,
+            closed = self.write_all(&mut io, peer) => closed,
             () = ended => None,
         };
         // Nothing can be done about a stream that will not close either.
@@ -152,11 +148,8 @@ impl Outbox {
         closed
     }
 
-    async fn write_all<W: AsyncWrite + Unpin>(
-        &mut self,
-        io: &mut W,
-        stop: &CancellationToken,
-    ) -> Option<Closed> {
+    async fn write_all<W: AsyncWrite + Unpin>(&mut self, io: &mut W, peer: &Peer) -> Option<Closed> {
+        let stop = peer.stop();
         let mut batch = Vec::new();
         loop {
             let line = match self.lines.try_recv() {
@@ -166,6 +159,10 @@ impl Outbox {
                     () = stop.cancelled() => self.lines.try_recv().ok()?,
                 },
             };
+            // Where several are under way, others are about to have their line ready: it goes with this one.
+            if peer.crowded() {
+                tokio::task::yield_now().await;
+            }
             batch.clear();
             batch.shrink_to(BATCH);
             let mut next = Some(line);

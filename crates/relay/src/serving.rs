@@ -5,7 +5,7 @@ use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
 use futures::FutureExt;
 use oubliette_protocol::relay::{RpcError, method};
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::{json, value::RawValue};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -83,7 +83,7 @@ impl Serving {
         handler: &Arc<dyn Handler>,
         id: Id,
         method: String,
-        params: Value,
+        params: Option<&RawValue>,
     ) -> Result<(), NotServed> {
         // The id first: a repeated one is the clearer complaint.
         let mut open = self.open.lock();
@@ -101,7 +101,7 @@ impl Serving {
             cancel,
             peer: peer.clone(),
         };
-        let handler = handler.clone();
+        let (handler, params) = (handler.clone(), params.map(ToOwned::to_owned));
         self.tasks
             .spawn(async move { work(handler, method, params, context, slot).await });
         Ok(())
@@ -136,19 +136,19 @@ impl Serving {
 async fn work(
     handler: Arc<dyn Handler>,
     method: String,
-    params: Value,
+    params: Option<Box<RawValue>>,
     context: RequestContext,
     slot: OwnedSemaphorePermit,
 ) {
     let RequestContext { id, peer, .. } = context.clone();
     let limit = peer.limits().line;
-    let working = AssertUnwindSafe(handler.request(&method, params, context)).catch_unwind();
+    let working = AssertUnwindSafe(handler.request_raw(&method, params, context)).catch_unwind();
     let outcome = working.await.unwrap_or_else(|_| {
         tracing::error!(method, "a request handler panicked");
         Err((&oubliette_protocol::Error::internal("panic")).into())
     });
     let line = match outcome {
-        Ok(value) => result_line(Some(&id), &value, limit)
+        Ok(result) => result_line(Some(&id), &*result, limit)
             .or_else(|_| error_line(Some(&id), &answer_too_long(limit), usize::MAX)),
         Err(error) => error_line(Some(&id), &error, limit)
             .or_else(|_| error_line(Some(&id), &answer_too_long(limit), usize::MAX)),

@@ -21,7 +21,10 @@ use oubliette_session::CallerBook;
 use oubliette_tools::{CallContext, Callers as _, Origin, Plane, Wanted};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{
+    Value, json,
+    value::{RawValue, to_raw_value},
+};
 use tokio::net::UnixStream;
 
 use crate::app::App;
@@ -57,7 +60,13 @@ impl Relay {
             app: self.app.clone(),
             session: session.clone(),
         });
-        let (peer, _) = Peer::spawn(stream, handler, Limits::default());
+        let peer = match Peer::spawn_unix(stream, handler, Limits::default()) {
+            Ok((peer, _)) => peer,
+            Err(error) => {
+                tracing::warn!(%session, %error, "a connection to a relay socket was refused");
+                return;
+            }
+        };
         peers.push(peer.clone());
         drop(open);
         let open = self.open.clone();
@@ -95,49 +104,30 @@ impl Connection {
     }
 
     async fn plane(&self) -> Result<Arc<Plane>> {
-        // Boxed: thousands of calls may wait at once, and none needs this room by then.
-        Box::pin(self.app()?.sessions.plane(&self.session)).await
+        self.app()?.sessions.plane(&self.session).await
     }
 
-    async fn answer(&self, method: &str, params: Value, context: &RequestContext) -> Result<Value> {
-        let app = self.app()?;
-        let plane = self.plane().await?;
-        let reports = context.clone();
-        let ctx = CallContext {
-            cancel: context.cancel.clone(),
-            progress: Some(Arc::new(move |p: oubliette_tools::Progress| {
-                reports.progress(&oubliette_relay::Progress {
-                    progress: p.progress,
-                    total: p.total,
-                    message: p.message,
-                });
-            })),
-            turn: app.sessions.current_turn(&self.session),
-        };
-        let keyless = Origin::Inside { api_key: None };
-        match method {
+    async fn answer(
+        &self,
+        method: &str,
+        params: Option<Box<RawValue>>,
+        context: RequestContext,
+    ) -> Result<Box<RawValue>> {
+        let params = params.as_deref();
+        let (app, plane) = (self.app()?, self.plane().await?);
+        let mut origin = Origin::Inside { api_key: None };
+        let (wanted, arguments) = match method {
+            method::OUBLIETTE_TOOLS => return Box::pin(own_tools(&plane, params)).await,
+            method::AGENT_TOOLS => {
+                return to_raw(&json!({ "tools": plane.agent_tools(), "base": plane.base_tools() }));
+            }
             method::CALLER_TOOL => {
                 let CallerToolParams {
                     tool,
                     arguments,
                     caller_id,
                 } = read(params)?;
-                let wanted = Wanted::Caller { tool, caller_id };
-                plane
-                    .call_value(wanted, arguments_object(arguments)?, keyless, ctx)
-                    .await
-            }
-            method::OUBLIETTE_TOOLS => {
-                let OwnToolsParams { api_key } = read(params)?;
-                let rows = Box::pin(plane.list_own(&api_key)).await?;
-                // It is good, so it is worth hiding.
-                plane.hide(&api_key);
-                let tools: Vec<_> = rows
-                    .into_iter()
-                    .filter(|row| row.allowed)
-                    .map(unprefixed)
-                    .collect();
-                Ok(json!({ "tools": tools }))
+                (Wanted::Caller { tool, caller_id }, arguments)
             }
             method::OUBLIETTE_CALL_TOOL => {
                 let OwnCallParams {
@@ -149,29 +139,50 @@ impl Connection {
                 if !plane.hides(&api_key) && Box::pin(app.auth.token(&api_key)).await.is_ok() {
                     plane.hide(&api_key);
                 }
-                let origin = Origin::Inside {
+                origin = Origin::Inside {
                     api_key: Some(api_key),
                 };
-                plane
-                    .call_value(Wanted::Own(tool), arguments_object(arguments)?, origin, ctx)
-                    .await
+                (Wanted::Own(tool), arguments)
             }
-            method::AGENT_TOOLS => Ok(json!({ "tools": plane.agent_tools(), "base": plane.base_tools() })),
             method::AGENT_CALL_TOOL => {
                 let AgentCallParams { tool, arguments } = read(params)?;
-                let result = plane
-                    .call(Wanted::Catalog(tool), arguments_object(arguments)?, keyless, ctx)
-                    .await?;
-                serde_json::to_value(result).map_err(Error::internal)
+                (Wanted::Catalog(tool), arguments)
             }
-            base => {
-                let arguments = arguments_object(Some(params))?;
-                plane
-                    .call_value(Wanted::Base(base.to_owned()), arguments, keyless, ctx)
-                    .await
-            }
-        }
+            base => (Wanted::Base(base.to_owned()), read(params)?),
+        };
+        let ctx = CallContext {
+            cancel: context.cancel.clone(),
+            turn: app.sessions.current_turn(&self.session),
+            progress: Some(Arc::new(move |p: oubliette_tools::Progress| {
+                context.progress(&oubliette_relay::Progress {
+                    progress: p.progress,
+                    total: p.total,
+                    message: p.message,
+                });
+            })),
+        };
+        drop(app);
+        plane
+            .call_raw(wanted, arguments_object(arguments)?, origin, ctx)
+            .await
     }
+}
+
+async fn own_tools(plane: &Plane, params: Option<&RawValue>) -> Result<Box<RawValue>> {
+    let OwnToolsParams { api_key } = read(params)?;
+    let rows = plane.list_own(&api_key).await?;
+    // It is good, so it is worth hiding.
+    plane.hide(&api_key);
+    let tools: Vec<_> = rows
+        .into_iter()
+        .filter(|row| row.allowed)
+        .map(unprefixed)
+        .collect();
+    to_raw(&json!({ "tools": tools }))
+}
+
+fn to_raw(value: &Value) -> Result<Box<RawValue>> {
+    to_raw_value(value).map_err(Error::internal)
 }
 
 const METHODS: [&str; 5] = [
@@ -191,9 +202,14 @@ fn unprefixed(row: oubliette_protocol::tool::ToolRow) -> Value {
     json!({ "name": name, "description": row.description, "inputSchema": row.input_schema })
 }
 
-fn read<T: DeserializeOwned>(params: Value) -> Result<T> {
-    let params = if params.is_null() { json!({}) } else { params };
-    strict::from_value(params).map_err(|refusal| Error::invalid(format!("params: {refusal}")))
+fn read<T: DeserializeOwned>(params: Option<&RawValue>) -> Result<T> {
+    let params = match params.map(RawValue::get) {
+        None | Some("null") => "{}",
+        Some(params) => params,
+    };
+    // Where it was wrong is found out when it was: looking out for it all the time costs more than reading.
+    serde_json::from_str(params)
+        .or_else(|_| strict::from_str(params).map_err(|refusal| Error::invalid(format!("params: {refusal}"))))
 }
 
 #[async_trait]
@@ -210,11 +226,17 @@ impl Handler for Connection {
         tokio::spawn(follow(peer.clone(), book, plane, callers, tools, known));
     }
 
-    async fn request(&self, method: &str, params: Value, context: RequestContext) -> Result<Value, RpcError> {
+    async fn request_raw(
+        &self,
+        method: &str,
+        params: Option<Box<RawValue>>,
+        context: RequestContext,
+    ) -> Result<Box<RawValue>, RpcError> {
         if !METHODS.contains(&method) && !method::BASE.contains(&method) {
             return Err(oubliette_relay::error::method_not_found(method));
         }
-        self.answer(method, params, &context).await.map_err(|error| {
+        let answer = self.answer(method, params, context).await;
+        answer.map_err(|error| {
             if error.log.is_some() {
                 tracing::error!(session = %self.session, method, error = %error.for_log(), "relay");
             }

@@ -155,7 +155,8 @@ impl Server {
         ctx: &CallContext,
     ) -> Result<CallResult> {
         match &self.body {
-            Body::Builtin { builtin, .. } => builtin.call(permit, arguments, ctx).await,
+            // Boxed: it is by far the largest, and every other call would hold its room too.
+            Body::Builtin { builtin, .. } => Box::pin(builtin.call(permit, arguments, ctx)).await,
             Body::Upstream { upstream, .. } => {
                 // The permit is spent here: behind this line there is only the one call it was made for.
                 drop(permit);

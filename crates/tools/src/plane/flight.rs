@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     future::Future,
+    pin::Pin,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -94,11 +95,13 @@ impl Flight<'_> {
 
     /// Runs the call until it ends or is cancelled. A cancelled source gets a moment to say goodbye to its
     /// server, then it is dropped.
-    pub(super) async fn fly<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
-        let mut call = Box::pin(call);
+    pub(super) async fn fly<T, F>(&self, mut call: Pin<&mut F>) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
         let ended = tokio::select! {
             biased;
-            result = &mut call => Some(result),
+            result = call.as_mut() => Some(result),
             () = self.order.token.cancelled() => tokio::time::timeout(LAST_WORDS, call).await.ok(),
         };
         match (ended, self.order.reason.get()) {
@@ -123,6 +126,8 @@ impl Drop for Flight<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
 
     #[tokio::test]
@@ -130,7 +135,7 @@ mod tests {
         let flights = Flights::default();
         let flight = flights.board(&CancellationToken::new());
         assert_eq!(flights.count(), 1);
-        assert_eq!(flight.fly(async { Ok(1) }).await, Ok(1));
+        assert_eq!(flight.fly(pin!(async { Ok(1) })).await, Ok(1));
         drop(flight);
         flights.drained().await;
         assert_eq!(flights.count(), 0);
@@ -143,7 +148,7 @@ mod tests {
         let flight = flights.board(&CancellationToken::new());
         assert_eq!(flights.cancel_all("the agent is being switched"), 1);
         let error = flight
-            .fly(std::future::pending::<Result<()>>())
+            .fly(pin!(std::future::pending::<Result<()>>()))
             .await
             .unwrap_err();
         assert_eq!(error.message, "the agent is being switched");
@@ -160,7 +165,7 @@ mod tests {
             Err::<(), _>(Error::unavailable("cancelled on request"))
         };
         assert_eq!(
-            flight.fly(polite).await.unwrap_err().message,
+            flight.fly(pin!(polite)).await.unwrap_err().message,
             "cancelled on request"
         );
     }

@@ -17,7 +17,10 @@ use oubliette_protocol::{
     tool::{CallResult, ToolSpec},
 };
 use parking_lot::Mutex;
-use serde_json::Value;
+use serde_json::{
+    Value,
+    value::{RawValue, to_raw_value},
+};
 use tokio::{sync::watch, task::AbortHandle};
 
 use crate::{CallContext, Callers, Context, DebugSink, Origin, OwnTools, Secrets, Wanted};
@@ -162,6 +165,21 @@ impl Plane {
         }
     }
 
+    /// The same value as the text to send.
+    pub async fn call_raw(
+        &self,
+        wanted: Wanted,
+        arguments: Object,
+        origin: Origin,
+        ctx: CallContext,
+    ) -> Result<Box<RawValue>> {
+        let raw = match self.run(wanted, arguments, origin, ctx).await? {
+            Answer::Result(result) => to_raw_value(&result),
+            Answer::Lent(value) | Answer::Object(value) => to_raw_value(&value),
+        };
+        raw.map_err(Error::internal)
+    }
+
     async fn run(
         &self,
         wanted: Wanted,
@@ -193,9 +211,8 @@ impl Plane {
         let flight = self.flights.board(&ctx.cancel);
         let record = Record::begin(self, &context, &wanted, &pass, &arguments, ctx.turn);
         let ctx = ctx.with_cancel(flight.token());
-        let result = flight
-            .fly(self.dispatch(&context, pass, arguments, &origin, &ctx))
-            .await;
+        let calling = std::pin::pin!(self.dispatch(&context, pass, arguments, &origin, &ctx));
+        let result = flight.fly(calling).await;
         let result = result.map_err(|e| Error {
             message: self.masked(&context, &e.message),
             ..e
@@ -215,8 +232,8 @@ impl Plane {
         let Pass { permit, target, .. } = pass;
         let session = &self.parts.session_id;
         match target {
-            // Boxed: it is by far the largest, and a call that waits for a caller would hold its room too.
-            Target::Catalog { id, tool } => Box::pin(context.dispatch(permit, &id, &tool, arguments, ctx))
+            Target::Catalog { id, tool } => context
+                .dispatch(permit, &id, &tool, arguments, ctx)
                 .await
                 .map(Answer::Result),
             Target::Down(reason) => Err(Error::unavailable(reason)),

@@ -149,7 +149,7 @@ impl Upstream {
     pub async fn call(&self, tool: &str, arguments: Object, ctx: &CallContext) -> Result<CallResult> {
         let connection = match self.board.connection() {
             Some(connection) => connection,
-            None => self.arrival(ctx).await?,
+            None => Box::pin(self.arrival(ctx)).await?,
         };
         connection.call(tool, arguments, ctx).await
     }

@@ -203,6 +203,21 @@ impl Traffic {
         }
     }
 
+    /// No answer comes any more: calls that wait for one need not.
+    pub(super) fn hang_up(&self) {
+        let mut calls = self.calls.lock();
+        let left: Vec<i64> = calls
+            .extract_if(|_, open| matches!(open, Open::Call(_)))
+            .map(|(id, _)| id)
+            .collect();
+        drop(calls);
+        self.waiting.fetch_sub(left.len(), Ordering::Relaxed);
+        let mut progress = self.progress.lock();
+        for id in left {
+            progress.remove(&id);
+        }
+    }
+
     /// Whether several calls are under way.
     pub(super) fn crowded(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 1

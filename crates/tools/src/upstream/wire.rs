@@ -283,7 +283,10 @@ impl Transport<RoleClient> for Wire {
             traffic.unhurried().await;
             let next = tokio::select! {
                 biased;
-                _ = traffic.ended.wait() => return None,
+                _ = traffic.ended.wait() => {
+                    traffic.hang_up();
+                    return None;
+                }
                 next = reader.next() => next,
             };
             match next {
