@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use crate::{
     link::Link,
     outcome::{answered, away, failed},
+    patience::Beat,
     registry::{Registry, Route},
 };
 
@@ -17,6 +18,7 @@ use crate::{
 pub(crate) struct Calls {
     pub(crate) registry: Arc<Registry>,
     pub(crate) link: Arc<Link>,
+    pub(crate) beat: Beat,
 }
 
 /// What came of a call.

@@ -92,8 +92,8 @@ impl Lane {
             Some(token) => {
                 let reports = Arc::new(Reports::default());
                 let calling = self.start(&request, reports.hear(CallOptions::default()));
-                let out = self.out.clone();
-                let calling = async move { patiently(calling, token, &reports, &*out).await };
+                let (out, beat) = (self.out.clone(), self.calls.beat.clone());
+                let calling = async move { patiently(calling, token, &reports, &beat, &*out).await };
                 self.tasks.spawn(self.clone().answer(request.id, calling))
             }
         };

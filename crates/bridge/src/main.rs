@@ -88,7 +88,8 @@ fn serve() -> ExitCode {
     let code = runtime.block_on(async move {
         let registry = Arc::new(registry::Registry::default());
         let link = link::Link::start(socket.into(), key, registry.clone());
-        mcp::serve(call::Calls { registry, link }).await
+        let beat = patience::Beat::default();
+        mcp::serve(call::Calls { registry, link, beat }).await
     });
     // A blocking read of stdin may still be under way; nothing of ours waits for it.
     runtime.shutdown_background();

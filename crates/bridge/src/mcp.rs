@@ -142,7 +142,7 @@ impl ServerHandler for Bridge {
             Some(token) => {
                 let reports = Arc::new(Reports::default());
                 let calling = self.calls.start(&request.name, &arguments, reports.hear(options));
-                patiently(calling, token, &reports, &context.peer).await
+                patiently(calling, token, &reports, &self.calls.beat, &context.peer).await
             }
         };
         Ok(to_mcp(answer.result(), version.as_ref()).into())

@@ -9,6 +9,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::patience::Beat;
 use crate::{intake::Intake, link::Link, registry::Registry};
 
 const OLD: ProtocolVersion = ProtocolVersion::V_2025_06_18;
@@ -22,7 +23,14 @@ fn lane_to(socket: std::path::PathBuf) -> (Arc<Lane>, Lines<BufReader<DuplexStre
     let registry = Arc::new(Registry::default());
     let link = Link::start(socket, None, registry.clone());
     let (near, far) = tokio::io::duplex(1 << 20);
-    let lane = Lane::new(Arc::new(Calls { registry, link }), Out::start(near));
+    let lane = Lane::new(
+        Arc::new(Calls {
+            registry,
+            link,
+            beat: Beat::default(),
+        }),
+        Out::start(near),
+    );
     lane.open_for(Some(&OLD));
     (lane, BufReader::new(far).lines())
 }
