@@ -106,7 +106,11 @@ impl Sessions {
                     false => return Err(no_session(id)),
                 }
             }
-            _ => drop(self.row(principal, id).await?),
+            Some(_) => match self.deps.store.session_project(id).await? {
+                Some(project) if principal.sees(&project) => {}
+                Some(_) | None => return Err(no_session(id)),
+            },
+            None => drop(self.row(principal, id).await?),
         }
         Ok(live)
     }
@@ -398,7 +402,11 @@ impl Sessions {
 
     /// A session's gate.
     pub async fn plane(&self, id: &SessionId) -> Result<Arc<Plane>> {
-        Ok(self.load(id).await?.plane.clone())
+        if let Some(live) = self.in_memory(id) {
+            return Ok(live.plane.clone());
+        }
+        // Boxed: thousands of calls may wait at once, and none needs this room by then.
+        Ok(Box::pin(self.load(id)).await?.plane.clone())
     }
 
     /// A session's callers.

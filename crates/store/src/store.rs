@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use oubliette_protocol::{Error, Result};
+use oubliette_protocol::{Error, ProjectId, Result, SessionId};
 use sqlx::SqlitePool;
 
 use crate::{
@@ -30,6 +30,8 @@ pub(crate) struct Remembered {
     pub(crate) tokens: Known<[u8; 32], TokenRow>,
     /// Pages of projects.
     pub(crate) projects: Known<(ProjectFilter, Page), Arc<Paged<ProjectRow>>>,
+    /// Whose sessions are. A session goes only with its project.
+    pub(crate) sessions: Known<SessionId, ProjectId>,
 }
 
 impl Default for Remembered {
@@ -37,6 +39,7 @@ impl Default for Remembered {
         Self {
             tokens: Known::new(1024),
             projects: Known::new(16),
+            sessions: Known::new(1024),
         }
     }
 }

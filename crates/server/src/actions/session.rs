@@ -157,10 +157,10 @@ impl Call<'_> {
 
     /// Notes a session's project for the audit log, if the session is within reach.
     pub(super) async fn note_session(&self, id: &SessionId) -> Result<()> {
-        if let Some(row) = self.app.store.session_get(id).await?
-            && self.grant.principal().sees(&row.project_id)
+        if let Some(project) = self.app.store.session_project(id).await?
+            && self.grant.principal().sees(&project)
         {
-            self.note_project(&row.project_id);
+            self.note_project(&project);
         }
         Ok(())
     }

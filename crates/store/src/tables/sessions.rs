@@ -109,6 +109,26 @@ impl Store {
         row.map_err(read_error)?.map(|row| session(&row)).transpose()
     }
 
+    /// The project of a session, if there is such a session.
+    pub async fn session_project(&self, id: &SessionId) -> Result<Option<ProjectId>> {
+        let moment = match self.remembered().sessions.get(id) {
+            Ok(project) => return Ok(Some(project)),
+            Err(moment) => moment,
+        };
+        let row = sqlx::query("SELECT project_id FROM sessions WHERE session_id = $1")
+            .bind(id.as_str())
+            .fetch_optional(self.readers())
+            .await;
+        let Some(row) = row.map_err(read_error)? else {
+            return Ok(None);
+        };
+        let project: ProjectId = parsed(&row, "project_id")?;
+        self.remembered()
+            .sessions
+            .keep(moment, id.clone(), project.clone());
+        Ok(Some(project))
+    }
+
     /// Sessions, newest first.
     pub async fn session_list(&self, filter: SessionFilter, page: Page) -> Result<Paged<SessionRow>> {
         let (limit, after) = (page.rows()?, page.after::<SessionId>(LIST)?);

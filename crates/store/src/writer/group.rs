@@ -406,6 +406,7 @@ impl Writer {
         }
         if touched.projects {
             self.remembered.projects.forget();
+            self.remembered.sessions.forget();
         }
     }
 
