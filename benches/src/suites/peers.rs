@@ -58,8 +58,18 @@ pub(crate) async fn run(report: &mut Report, effort: Effort, install: bool) -> R
         .iter()
         .find(|(front, ..)| front.ours)
         .context("ours is missing")?;
-    let mut inside = Lines::mcp(&mut client(&ours.socket().await?, None)?).await?;
     let call = json!({"name": "echo_echo", "arguments": {"text": "hello"}});
+    let socket = ours.socket().await?;
+    // What an agent starts is the client; the server it speaks to runs already.
+    if let Some(last) = numbers.last_mut() {
+        for _ in 0..(effort.of(50) / 10).max(1) {
+            let begun = clock::now();
+            let mut inside = Lines::mcp(&mut client(&socket, None)?).await?;
+            inside.call("tools/call", &call).await?;
+            last.first.push(clock::since(begun));
+        }
+    }
+    let mut inside = Lines::mcp(&mut client(&socket, None)?).await?;
     for round in 0..=effort.of(20) {
         for ((front, _, mcp), numbers) in live.iter_mut().zip(&mut numbers) {
             let times = timed(100, async || mcp.call(&front.tool, &front.arguments).await).await?;
