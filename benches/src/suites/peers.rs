@@ -70,14 +70,14 @@ pub(crate) async fn run(report: &mut Report, effort: Effort, install: bool) -> R
         }
     }
     let mut inside = Lines::mcp(&mut client(&socket, None)?).await?;
-    for round in 0..=effort.of(20) {
+    for round in 0..=effort.of(10) {
         for ((front, _, mcp), numbers) in live.iter_mut().zip(&mut numbers) {
-            let times = timed(100, async || mcp.call(&front.tool, &front.arguments).await).await?;
+            let times = timed(500, async || mcp.call(&front.tool, &front.arguments).await).await?;
             if round > 0 {
                 numbers.one.extend(times);
             }
         }
-        let times = timed(100, async || inside.call("tools/call", &call).await).await?;
+        let times = timed(500, async || inside.call("tools/call", &call).await).await?;
         if let (true, Some(last)) = (round > 0, numbers.last_mut()) {
             last.one.extend(times);
         }
