@@ -241,6 +241,16 @@ def test_a_revoked_or_expired_token_is_dead_at_once(server, admin):
         wait_until(lambda: server.api("project_list", short["token"]) is None, "expiry")
 
 
+def test_a_token_does_not_outlive_the_one_it_was_made_with(server, admin):
+    maker = server.api("token_create", admin, name="maker", scope="admin", expires_in="1h")
+    for asked in ({}, {"expires_in": "2h"}):
+        made = server.api("token_create", maker["token"], name="made", scope="read", **asked)
+        assert made["expires_at"] == maker["expires_at"], asked
+    brief = server.api("token_create", maker["token"], name="brief", scope="read", expires_in="1m")
+    assert brief["expires_at"] < maker["expires_at"]
+    assert "expires_at" not in server.api("token_create", admin, name="lasting", scope="read")
+
+
 def test_a_token_is_stored_only_as_a_hash(server, admin):
     made = server.api("token_create", admin, name="t", scope="read")
     secret = made["token"].removeprefix("oub_").encode()

@@ -80,7 +80,7 @@ impl Tool for TokenCreate {
             }
             None => call.grant.require_unbound("a token for every project")?,
         }
-        let expires_at = match self.expires_in {
+        let asked = match self.expires_in {
             None => None,
             Some(Span(span)) if span.is_zero() => {
                 return Err(Error::invalid("expires_in must be longer than nothing"));
@@ -90,6 +90,11 @@ impl Tool for TokenCreate {
                     |_| Error::invalid("expires_in is too far away; leave it out for a token without end");
                 Some(oubliette_store::now().checked_add(span).map_err(far)?)
             }
+        };
+        // A token does not outlive the one it was made with.
+        let expires_at = match (asked, call.grant.expires_at()) {
+            (Some(asked), Some(own)) => Some(asked.min(own)),
+            (asked, own) => asked.or(own),
         };
         let session = call.session_of_key().await?;
         let mint = Mint {
