@@ -107,6 +107,16 @@ test("a save that ends late leaves what was typed on, and whoever has left, alon
   await card.getByRole("button", { name: "Save" }).click();
   await p.waitForFunction((mark) => document.querySelector(`[data-project="${mark}"] form.editor button[type=submit]`).disabled, project);
   assert.equal((await bench.api("project_get", { project_id: project })).description, "one and two");
+
+  // What is set can be taken away.
+  const agent = card.getByLabel("Agent when none is named");
+  for (const [to, want] of [["first", "first"], ["", undefined]]) {
+    await agent.selectOption(to);
+    const saved = p.waitForResponse("**/api/tools/project_update");
+    await card.getByRole("button", { name: "Save" }).click();
+    await (await saved).finished();
+    assert.equal((await bench.api("project_get", { project_id: project })).agent ?? undefined, want);
+  }
 });
 
 test("a session that starts late pulls nobody back", async (t) => {

@@ -261,6 +261,17 @@ def test_a_token_is_stored_only_as_a_hash(server, admin):
     assert secret.decode() not in server.log()
 
 
+def test_a_projects_agent_and_key_can_be_taken_away(server, admin):
+    server.api("agent_put", admin, slug="helper", definition={"name": "Helper", "prompt": "Help."})
+    project = server.api("project_create", admin, name="p", agent="helper", api_key={"scope": "write"})["project_id"]
+    kept = server.api("project_update", admin, project_id=project, description="the rest stays")
+    assert kept["agent"] == "helper" and kept["api_key"] == {"scope": "write"}
+    bare = server.api("project_update", admin, project_id=project, agent=None)
+    assert not bare.get("agent") and bare["api_key"] == {"scope": "write"}
+    server.cli("project", "update", "p", "--no-api-key")
+    assert not server.api("project_get", admin, project_id=project).get("api_key")
+
+
 def test_a_token_bound_to_a_project_sees_nothing_else(server, admin):
     mine = server.api("project_create", admin, name="mine")["project_id"]
     other = server.api("project_create", admin, name="other")["project_id"]

@@ -3,6 +3,7 @@
 use indexmap::IndexMap;
 use oubliette_protocol::{Error, Result, agent::env_name, id::quoted};
 use oubliette_store::Page;
+use serde::{Deserialize, Deserializer};
 
 /// Longest name of anything.
 pub const MAX_NAME: usize = 200;
@@ -17,6 +18,15 @@ pub const MASK: &str = "***";
 
 /// Most rows of a list that is not the store's.
 const MOST_ROWS: u32 = 1000;
+
+/// A field that null takes away: absent it is `None`, null is `Some(None)`.
+pub fn or_null<'de, T, D>(field: D) -> std::result::Result<Option<Option<T>>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(field).map(Some)
+}
 
 /// How much of a list.
 pub fn page(limit: Option<u32>, cursor: Option<String>) -> Page {

@@ -97,15 +97,17 @@ pub struct ProjectUpdate {
     /// A new description.
     #[serde(default)]
     pub description: Option<String>,
-    /// Another default agent.
-    #[serde(default)]
-    pub agent: Option<Slug>,
+    /// Another default agent; null for none.
+    #[serde(default, deserialize_with = "fields::or_null")]
+    #[schemars(with = "Option<Slug>")]
+    pub agent: Option<Option<Slug>>,
     /// Replaces the environment; a value of `***` keeps what is there.
     #[serde(default)]
     pub env: Option<IndexMap<String, String>>,
-    /// Mint a key for each session.
-    #[serde(default)]
-    pub api_key: Option<ApiKey>,
+    /// Mint a key for each session; null for none.
+    #[serde(default, deserialize_with = "fields::or_null")]
+    #[schemars(with = "Option<ApiKey>")]
+    pub api_key: Option<Option<ApiKey>>,
     /// Changes what is given of it.
     #[serde(default)]
     pub sandbox: Option<Sandbox>,
@@ -175,9 +177,9 @@ impl Tool for ProjectCreate {
             project_id: row.project_id.clone(),
             name: Some(self.name),
             description: self.description,
-            agent: self.agent,
+            agent: self.agent.map(Some),
             env: self.env,
-            api_key: self.api_key,
+            api_key: self.api_key.map(Some),
             sandbox: self.sandbox,
             limits: self.limits,
         };
@@ -220,22 +222,26 @@ impl ProjectUpdate {
             row.description = fields::description(text)?;
         }
         if let Some(agent) = self.agent {
-            call.app.library.agent(&agent)?;
-            row.agent = Some(agent);
+            if let Some(agent) = &agent {
+                call.app.library.agent(agent)?;
+            }
+            row.agent = agent;
         }
         if let Some(env) = self.env {
             row.env = fields::env(env, &row.env)?;
         }
         if let Some(key) = self.api_key {
             // Else a write token could have the server mint it an admin one.
-            if key.scope > call.grant.scope() {
+            if let Some(key) = &key
+                && key.scope > call.grant.scope()
+            {
                 return Err(Error::permission_denied(format!(
                     "api_key.scope {} is above this token's own scope {}",
                     key.scope,
                     call.grant.scope()
                 )));
             }
-            row.api_key_scope = Some(key.scope);
+            row.api_key_scope = key.map(|key| key.scope);
         }
         let config = &call.app.config;
         if let Some(given) = self.sandbox {

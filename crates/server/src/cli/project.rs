@@ -47,6 +47,12 @@ pub enum Project {
         /// A new name.
         #[arg(long)]
         name: Option<String>,
+        /// No agent when none is named.
+        #[arg(long, conflicts_with = "agent")]
+        no_agent: bool,
+        /// No more keys for its sessions.
+        #[arg(long, conflicts_with = "api_key")]
+        no_api_key: bool,
         /// The rest.
         #[command(flatten)]
         settings: Box<Settings>,
@@ -186,10 +192,17 @@ async fn act(command: Project, context: &Context, client: &Client) -> Result<()>
         Project::Update {
             project,
             name,
+            no_agent,
+            no_api_key,
             settings,
         } => {
             let mut arguments = settings.into_arguments();
             set(&mut arguments, "name", name);
+            for (field, none) in [("agent", no_agent), ("api_key", no_api_key)] {
+                if none {
+                    arguments[field] = Value::Null;
+                }
+            }
             arguments["project_id"] = json!(names::project(client, &project).await?);
             output.result(&client.call("project_update", arguments).await?, shown);
         }

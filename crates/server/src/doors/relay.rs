@@ -110,10 +110,10 @@ impl Connection {
     async fn answer(
         &self,
         method: &str,
-        params: Option<Box<RawValue>>,
+        text: Option<Box<RawValue>>,
         context: RequestContext,
     ) -> Result<Box<RawValue>> {
-        let params = params.as_deref();
+        let params = text.as_deref();
         let (app, plane) = (self.app()?, self.plane().await?);
         let mut origin = Origin::Inside { api_key: None };
         let (wanted, arguments) = match method {
@@ -161,7 +161,8 @@ impl Connection {
                 });
             })),
         };
-        drop(app);
+        // A call may wait long.
+        drop((app, text));
         plane
             .call_raw(wanted, arguments_object(arguments)?, origin, ctx)
             .await
