@@ -118,7 +118,7 @@ impl Peer {
     }
 
     /// The same over two streams, one a direction.
-    pub fn spawn_halves<R, W>(
+    fn spawn_halves<R, W>(
         read: R,
         write: W,
         handler: Arc<dyn Handler>,
@@ -159,20 +159,8 @@ impl Peer {
         serde_json::from_str(raw.get()).map_err(|why| CallError::BadAnswer(why.to_string()))
     }
 
-    /// The same with params of any kind, and the result as the text it came as.
-    pub async fn call_raw<P>(
-        &self,
-        method: &str,
-        params: &P,
-        options: CallOptions,
-    ) -> Result<Box<RawValue>, CallError>
-    where
-        P: Serialize + Sync + ?Sized,
-    {
-        self.ask(method, params, options)?.answer().await
-    }
-
-    /// The first half of a raw call: the params are written down, and not needed afterwards.
+    /// The first half of a call with params of any kind, and the result as the text it came as: the params are
+    /// written down, and not needed afterwards.
     pub fn ask<P>(&self, method: &str, params: &P, options: CallOptions) -> Result<Asked, CallError>
     where
         P: Serialize + ?Sized,

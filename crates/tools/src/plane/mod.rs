@@ -151,21 +151,7 @@ impl Plane {
         })
     }
 
-    /// Calls a tool; the result is the bare value its source gave.
-    pub async fn call_value(
-        &self,
-        wanted: Wanted,
-        arguments: Object,
-        origin: Origin,
-        ctx: CallContext,
-    ) -> Result<Value> {
-        match Box::pin(self.run(wanted, arguments, origin, ctx)).await? {
-            Answer::Result(result) => serde_json::to_value(result).map_err(Error::internal),
-            Answer::Lent(value) | Answer::Object(value) => Ok(value),
-        }
-    }
-
-    /// The same value as the text to send.
+    /// Calls a tool; the result is the bare value its source gave, as the text to send.
     pub async fn call_raw(
         &self,
         wanted: Wanted,
