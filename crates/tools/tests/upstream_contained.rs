@@ -30,18 +30,17 @@ async fn bystander() -> Arc<Upstream> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_hangs_times_out_and_is_told_to_stop() {
-    let (sender, mut told) = mpsc::unbounded_channel();
+    let (heard, mut hears) = mpsc::unbounded_channel();
     let address = raw::listen(move |mut peer| {
-        let sender = sender.clone();
+        let heard = heard.clone();
         async move {
             peer.greet(raw::tools(&["hang", "quick"])).await;
-            let mut hanging = Value::Null;
             while let Some(message) = peer.next().await {
                 match (message["method"].as_str(), message["params"]["name"].as_str()) {
                     (Some("tools/call"), Some("quick")) => peer.answer(&message, json!({"content":[]})).await,
-                    (Some("tools/call"), _) => hanging = message["id"].clone(),
+                    (Some("tools/call"), _) => drop(heard.send(("called", message["id"].clone()))),
                     (Some("notifications/cancelled"), _) => {
-                        let _ = sender.send(message["params"]["requestId"] == hanging);
+                        drop(heard.send(("cancelled", message["params"]["requestId"].clone())));
                     }
                     _ => {}
                 }
@@ -52,26 +51,29 @@ async fn one_that_hangs_times_out_and_is_told_to_stop() {
     let bench = Bench::new(at(
         "tcp",
         address,
-        json!({"timeouts":{"startupMs":15000,"requestMs":150}}),
+        json!({"timeouts":{"startupMs":15000,"requestMs":2000}}),
     ));
     let upstream = bench.up().await;
-    let hanging = tokio::spawn({
+    let hang = || {
         let upstream = upstream.clone();
-        async move { refused(&upstream, "hang").await }
-    });
+        tokio::spawn(async move { refused(&upstream, "hang").await })
+    };
+    let hanging = hang();
+    let (what, called) = soon("the call", hears.recv()).await.unwrap();
+    assert_eq!(what, "called");
     ask(&upstream, "quick", json!({})).await;
     let error = hanging.await.unwrap();
     assert_eq!(error.code, ErrorCode::Timeout);
-    assert!(error.message.contains("150 ms"), "{}", error.message);
-    assert!(soon("notifications/cancelled", told.recv()).await.unwrap());
+    assert!(error.message.contains("2000 ms"), "{}", error.message);
+    let told = soon("notifications/cancelled", hears.recv()).await.unwrap();
+    assert_eq!(told, ("cancelled", called));
     // Nor is the server left working for a caller that has gone.
-    let dropped = tokio::spawn({
-        let upstream = upstream.clone();
-        async move { refused(&upstream, "hang").await }
-    });
-    ask(&upstream, "quick", json!({})).await;
+    let dropped = hang();
+    let (what, called) = soon("the call", hears.recv()).await.unwrap();
+    assert_eq!(what, "called");
     dropped.abort();
-    assert!(soon("notifications/cancelled", told.recv()).await.unwrap());
+    let told = soon("notifications/cancelled", hears.recv()).await.unwrap();
+    assert_eq!(told, ("cancelled", called));
     assert_eq!(upstream.status().status, Light::Green);
     ask(&upstream, "quick", json!({})).await;
 }
