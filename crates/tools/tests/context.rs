@@ -6,7 +6,7 @@ mod plane_support;
 use std::sync::Arc;
 
 use oubliette_protocol::{ErrorCode, tool::Light};
-use plane_support::{World, server, soon};
+use plane_support::{World, program, server, soon};
 use serde_json::{Value, json};
 
 async fn pid_of(world: &World, tool: &str) -> i32 {
@@ -299,6 +299,46 @@ async fn one_server_is_restarted_or_reloaded_alone() {
     let refused = world.edit(&context, tools, &greedy).await.unwrap_err();
     assert_eq!(refused.code, ErrorCode::PermissionDenied);
     assert_eq!(pid_of(&world, "two_pid").await, two);
+}
+
+#[tokio::test]
+async fn who_calls_a_tool_of_a_changed_server_waits_for_its_successor() {
+    let world = World::new();
+    let tools = json!({"use":["one"]});
+    let context = world.install(tools.clone(), &[server("one", json!({}))]).await;
+    let old = pid_of(&world, "one_pid").await;
+    let before = world.listed();
+
+    // It begins when it is told to.
+    let args = ["-c", "until [ -e go ]; do sleep 0.02; done; exec \"$0\""].map(Value::from);
+    let args = args.into_iter().chain([json!(program())]).collect::<Value>();
+    let changed = [server("one", json!({"command":"/bin/sh","args":args}))];
+    let edit = world.edit(&context, tools.clone(), &changed);
+    let (edited, called, ()) = tokio::join!(edit, pid_of(&world, "one_pid"), async {
+        let stopped = |event: &Value| event["kind"] == "tool_server_stopped";
+        world.recorder.wait("the end of the old one", stopped).await;
+        assert!(!alive(old), "one of them at a time");
+        assert_eq!(world.listed(), before, "the agent's list does not blink");
+        assert_eq!(world.recorder.of("tool_server_ready").len(), 1);
+        world.file("go", "");
+    });
+    edited.unwrap();
+    assert!(called != old && alive(called));
+
+    // One that does not come keeps nobody waiting, and says why.
+    let broken = [server(
+        "one",
+        json!({"command":"/bin/false","restart":{"maxAttempts":0}}),
+    )];
+    let (edited, called) = tokio::join!(
+        world.edit(&context, tools, &broken),
+        world.call("one_pid", json!({}))
+    );
+    edited.unwrap();
+    let error = called.unwrap_err();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert!(error.message.contains("one"), "{}", error.message);
+    assert!(!world.row("one_pid").available);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 //! changed are started or stopped, side by side; the others do not notice.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -13,6 +13,7 @@ use futures::future::join_all;
 use oubliette_protocol::{CatalogId, Result, agent::AgentDefinition, catalog::ToolDefinition};
 
 use super::{Context, Governed, server::Server};
+use crate::upstream::Freed;
 
 impl Context {
     /// Applies the tools of an edited definition and catalog: `catalog` holds the entries of `use`, `known`
@@ -43,24 +44,9 @@ impl Context {
                 return;
             }
             let governed = self.governed.load_full();
-            let wanted: HashMap<&CatalogId, &Arc<ToolDefinition>> =
-                governed.used.iter().map(|tool| (tool.id(), tool)).collect();
-            let surplus = self.take_out(|server| wanted.get(server.id()) != Some(&server.definition()));
-            join_all(surplus.iter().map(|server| {
-                server.stop(match wanted.contains_key(server.id()) {
-                    true => "its definition changed",
-                    false => "the agent does not use it any more",
-                })
-            }))
-            .await;
-            let mut started = Vec::new();
-            for tool in &governed.used {
-                if !self.servers.read().contains_key(tool.id()) {
-                    let server = self.start(tool);
-                    self.servers.write().insert(tool.id().clone(), server.clone());
-                    started.push(server);
-                }
-            }
+            let (leaving, started) = self.exchange(&governed.used);
+            self.rebuild();
+            join_all(leaving.into_iter().map(Leaving::end)).await;
             started
         };
         self.rebuild();
@@ -68,14 +54,48 @@ impl Context {
         self.rebuild();
     }
 
-    /// Takes servers away from those that can be called.
-    fn take_out(&self, surplus: impl Fn(&Server) -> bool) -> Vec<Arc<Server>> {
+    /// Puts a server that is to start in every place where there is none or another one. Nobody is turned
+    /// away meanwhile: who calls a tool of one that was changed waits for its successor.
+    fn exchange(&self, used: &[Arc<ToolDefinition>]) -> (Vec<Leaving>, Vec<Arc<Server>>) {
         let mut servers = self.servers.write();
-        let ids: Vec<CatalogId> = servers
-            .values()
-            .filter(|server| surplus(server))
-            .map(|server| server.id().clone())
-            .collect();
-        ids.iter().filter_map(|id| servers.shift_remove(id)).collect()
+        let mut before = std::mem::take(&mut *servers);
+        let mut started = Vec::new();
+        let mut leaving = Vec::new();
+        for tool in used {
+            let old = before.shift_remove(tool.id());
+            if let Some(old) = old.as_ref().filter(|old| old.definition() == tool) {
+                servers.insert(tool.id().clone(), old.clone());
+                continue;
+            }
+            let (server, freed) = self.start(tool, old.as_deref());
+            servers.insert(tool.id().clone(), server.clone());
+            started.push(server);
+            leaving.extend(old.map(|server| Leaving {
+                server,
+                why: "its definition changed",
+                freed,
+            }));
+        }
+        leaving.extend(before.into_values().map(|server| Leaving {
+            server,
+            why: "the agent does not use it any more",
+            freed: None,
+        }));
+        (leaving, started)
+    }
+}
+
+/// A server that nobody can call any more.
+struct Leaving {
+    server: Arc<Server>,
+    why: &'static str,
+    /// What its successor waits for.
+    freed: Option<Freed>,
+}
+
+impl Leaving {
+    async fn end(self) {
+        self.server.stop(self.why).await;
+        drop(self.freed);
     }
 }

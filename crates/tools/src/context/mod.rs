@@ -36,6 +36,7 @@ use crate::{
     CallContext, DebugSink, Environment, Permit, Secrets, Trust,
     allow::Rules,
     registry::{Entry, Offer, Registry},
+    upstream::Freed,
 };
 
 use self::{server::Server, sink::MaskingSink};
@@ -123,7 +124,7 @@ impl Context {
         context.record(DebugBody::BuildStarted {
             servers: used.iter().map(|tool| tool.id().to_string()).collect(),
         });
-        let servers: Vec<Arc<Server>> = used.iter().map(|tool| context.start(tool)).collect();
+        let servers: Vec<Arc<Server>> = used.iter().map(|tool| context.start(tool, None).0).collect();
         *context.servers.write() = servers
             .iter()
             .map(|server| (server.id().clone(), server.clone()))
@@ -137,11 +138,11 @@ impl Context {
     }
 
     /// Starts one entry and follows its changes from the first one on.
-    fn start(&self, tool: &Arc<ToolDefinition>) -> Arc<Server> {
+    fn start(&self, tool: &Arc<ToolDefinition>, before: Option<&Server>) -> (Arc<Server>, Option<Freed>) {
         self.spec
             .trust
             .gather_secrets(tool, &*self.spec.env, &self.secrets);
-        Server::start(tool, &self.spec, self.me.clone())
+        Server::start(tool, &self.spec, self.me.clone(), before)
     }
 
     /// The agent.

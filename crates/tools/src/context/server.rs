@@ -14,7 +14,7 @@ use crate::{
     CallContext, Permit, Secrets,
     builtin::{Builtin, Place},
     registry::{Offer, ToolInfo},
-    upstream::{Upstream, UpstreamSpec, UpstreamTool},
+    upstream::{Freed, Upstream, UpstreamSpec, UpstreamTool},
 };
 
 use super::{BuildSpec, Context};
@@ -45,8 +45,15 @@ struct Offered {
 }
 
 impl Server {
-    /// Starts it; an MCP server is under way when this returns.
-    pub(super) fn start(tool: &Arc<ToolDefinition>, spec: &BuildSpec, context: Weak<Context>) -> Arc<Self> {
+    /// Starts it; an MCP server is under way when this returns. One that takes the place of another server
+    /// begins when what comes with it is dropped.
+    pub(super) fn start(
+        tool: &Arc<ToolDefinition>,
+        spec: &BuildSpec,
+        context: Weak<Context>,
+        before: Option<&Server>,
+    ) -> (Arc<Self>, Option<Freed>) {
+        let mut freed = None;
         let body = match &**tool {
             ToolDefinition::Builtin(definition) => {
                 let place = Place {
@@ -61,7 +68,7 @@ impl Server {
                 }
             }
             ToolDefinition::Mcp(server) => {
-                let upstream = Upstream::start(UpstreamSpec {
+                let spec = UpstreamSpec {
                     server: server.clone(),
                     agent: spec.agent.clone(),
                     workspace: spec.workspace.clone(),
@@ -72,7 +79,15 @@ impl Server {
                     env: spec.env.clone(),
                     debug: spec.debug.clone(),
                     proxy_socket: spec.proxy_socket.clone(),
-                });
+                };
+                let upstream = match before.map(|before| &before.body) {
+                    Some(Body::Upstream { upstream: before, .. }) => {
+                        let (upstream, place) = before.succeed(spec);
+                        freed = Some(place);
+                        upstream
+                    }
+                    Some(Body::Builtin { .. }) | None => Upstream::start(spec),
+                };
                 let follower = follow(&upstream, context);
                 Body::Upstream {
                     upstream,
@@ -81,10 +96,11 @@ impl Server {
                 }
             }
         };
-        Arc::new(Self {
+        let server = Arc::new(Self {
             definition: tool.clone(),
             body,
-        })
+        });
+        (server, freed)
     }
 
     pub(super) fn id(&self) -> &CatalogId {

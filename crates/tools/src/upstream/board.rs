@@ -55,12 +55,14 @@ pub(super) struct Board {
 }
 
 impl Board {
-    /// A server that is about to be started for the first time.
+    /// A server that is about to be started for the first time. `tools` are those of the one whose place it
+    /// takes.
     pub(super) fn new(
         id: CatalogId,
         transport: &'static str,
         agent: Slug,
         debug: Arc<dyn DebugSink>,
+        tools: Arc<[UpstreamTool]>,
     ) -> Self {
         let view = View {
             phase: Phase::Coming,
@@ -78,7 +80,7 @@ impl Board {
             debug,
             view: watch::Sender::new(view),
             changes: watch::Sender::new(0),
-            tools: RwLock::new(Arc::from([])),
+            tools: RwLock::new(tools),
             connection: ArcSwapOption::empty(),
         }
     }

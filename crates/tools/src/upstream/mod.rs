@@ -87,14 +87,38 @@ pub struct Upstream {
     _held: DropGuard,
 }
 
+/// That a server holds up its successor. Dropped when nothing of it is left.
+pub(crate) struct Freed {
+    _sender: oneshot::Sender<()>,
+}
+
 impl Upstream {
     /// Starts a server. Returns at once, with the first start under way.
     pub fn start(spec: UpstreamSpec) -> Arc<Self> {
+        Self::start_with(spec, Arc::from([]), None)
+    }
+
+    /// Starts a server in the place of this one, as soon as `freed` is dropped. Until it has listed its own
+    /// tools it shows those of this one, and who calls them waits for it.
+    pub(crate) fn succeed(&self, spec: UpstreamSpec) -> (Arc<Self>, Freed) {
+        let (freed, place) = oneshot::channel();
+        (
+            Self::start_with(spec, self.tools(), Some(place)),
+            Freed { _sender: freed },
+        )
+    }
+
+    fn start_with(
+        spec: UpstreamSpec,
+        tools: Arc<[UpstreamTool]>,
+        place: Option<oneshot::Receiver<()>>,
+    ) -> Arc<Self> {
         let board = Arc::new(Board::new(
             spec.server.id.clone(),
             spec.server.transport.as_str(),
             spec.agent.clone(),
             spec.debug.clone(),
+            tools,
         ));
         let timeouts = spec.server.timeouts;
         let (orders, receiver) = mpsc::channel(8);
@@ -107,7 +131,7 @@ impl Upstream {
                 orders: receiver,
                 abandoned,
             }
-            .run(),
+            .run(place),
         );
         let patience = Duration::from_millis(timeouts.request_ms.min(timeouts.startup_ms));
         Arc::new(Self {

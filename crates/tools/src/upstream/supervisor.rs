@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    UpstreamSpec, UpstreamTool,
+    UpstreamSpec,
     board::{Board, Phase},
     connection::Connection,
     fault::{Cure, Fault},
@@ -50,16 +50,25 @@ enum Wish {
 }
 
 impl Supervisor {
-    /// Runs the server until it is stopped.
-    pub(super) async fn run(mut self) {
+    /// Runs the server until it is stopped, from when its place is free.
+    pub(super) async fn run(mut self, place: Option<oneshot::Receiver<()>>) {
         let mut lifecycle = Lifecycle::default();
         // Restarts since it was last well, and who waits for the next start.
         let mut restarts: u32 = 0;
         let mut waiting: Vec<oneshot::Sender<Result<()>>> = Vec::new();
+        if let Some(place) = place
+            && let Err((reason, done)) =
+                unless_stopped(place, &mut self.orders, &self.abandoned, &mut waiting).await
+        {
+            return self.finish(None, &reason, done).await;
+        }
         loop {
             self.board.starting(restarts + 1);
             let begun = Instant::now();
-            let opened = match self.open(lifecycle, &mut waiting).await {
+            // Dropped half made, it ends what was begun.
+            let opening = Box::pin(Connection::open(&self.spec, lifecycle));
+            let opened = unless_stopped(opening, &mut self.orders, &self.abandoned, &mut waiting).await;
+            let opened = match opened {
                 Ok(opened) => opened,
                 Err((reason, done)) => return self.finish(None, &reason, done).await,
             };
@@ -138,30 +147,6 @@ impl Supervisor {
         }
     }
 
-    /// Opens a connection, unless it is told to stop meanwhile: then what was begun is dropped, and that
-    /// ends it.
-    #[allow(clippy::type_complexity, reason = "an answer, or the order that came instead")]
-    async fn open(
-        &mut self,
-        lifecycle: Lifecycle,
-        waiting: &mut Vec<oneshot::Sender<Result<()>>>,
-    ) -> Result<Result<(Arc<Connection>, Vec<UpstreamTool>), Fault>, (String, Option<oneshot::Sender<()>>)>
-    {
-        let opening = Box::pin(Connection::open(&self.spec, lifecycle));
-        tokio::pin!(opening);
-        loop {
-            tokio::select! {
-                biased;
-                opened = &mut opening => return Ok(opened),
-                wish = next(&mut self.orders, &self.abandoned) => match wish {
-                    Wish::Stop(reason, done) => return Err((reason, done)),
-                    // It is being started already.
-                    Wish::Restart(asked) => waiting.push(asked),
-                },
-            }
-        }
-    }
-
     /// Watches a running server until there is a reason to leave it.
     async fn watch(&mut self, connection: &Connection) -> Leave {
         let (board, spec) = (&self.board, &self.spec);
@@ -196,6 +181,26 @@ async fn next(orders: &mut mpsc::Receiver<Order>, abandoned: &CancellationToken)
             None => nobody(),
         },
         () = abandoned.cancelled() => nobody(),
+    }
+}
+
+/// Waits for what comes before the server is up, or for the order to stop; who asks for a restart meanwhile is
+/// told when it is up.
+async fn unless_stopped<T>(
+    mut coming: impl Future<Output = T> + Unpin,
+    orders: &mut mpsc::Receiver<Order>,
+    abandoned: &CancellationToken,
+    waiting: &mut Vec<oneshot::Sender<Result<()>>>,
+) -> Result<T, (String, Option<oneshot::Sender<()>>)> {
+    loop {
+        tokio::select! {
+            biased;
+            come = &mut coming => return Ok(come),
+            wish = next(orders, abandoned) => match wish {
+                Wish::Stop(reason, done) => return Err((reason, done)),
+                Wish::Restart(asked) => waiting.push(asked),
+            },
+        }
     }
 }
 
