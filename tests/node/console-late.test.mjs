@@ -42,6 +42,8 @@ const asks = (field, value) => (request) => request.postDataJSON()?.[field] === 
 
 test("a definition is not there to be written into before it has arrived", async (t) => {
   const p = await bench.loggedIn(t, { at: "figures" });
+  let asked = 0;
+  p.on("request", (request) => request.url().endsWith("agent_get") && asked++);
   const late = await hold(p, "**/api/tools/agent_get", asks("slug", "first"));
   await bench.open(p, "agents/first");
   await late.seen;
@@ -51,6 +53,8 @@ test("a definition is not there to be written into before it has arrived", async
   const about = p.getByLabel("Description");
   await about.fill("typed by hand");
   assert.equal(await about.inputValue(), "typed by hand");
+  // A second answer would take away what was typed before it came.
+  assert.equal(asked, 1, "it is asked for once");
 });
 
 test("an agent or entry left behind does not come over the one that is open", async (t) => {
