@@ -8,10 +8,12 @@ ask a scripted model server on loopback, because a paid model cannot be part of 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
 import queue
+import random
 import signal
 import socket
 import subprocess
@@ -27,7 +29,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("OUBLIETTE_BIN_DIR", ROOT / "target" / "debug"))
-DEADLINE = 30.0
+DEADLINE = 120.0
 """How long anything is waited for before a test calls it lost. Never a measurement."""
 
 LEGACY = "legacy"
@@ -45,9 +47,21 @@ class ToolFailed(Exception):
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port nobody has: one below those the kernel gives to connections, so that none of these takes it before its
+    server does, or while that restarts."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+
+
+def request(method: str, url: str, **more: Any) -> httpx.Response:
+    """One HTTP request, with all the time it needs."""
+    return httpx.request(method, url, **{"timeout": DEADLINE, **more})
+
+
+get, post, put, delete = (functools.partial(request, method) for method in ("GET", "POST", "PUT", "DELETE"))
 
 
 def wait_until(check, what: str, deadline: float = DEADLINE):
@@ -93,7 +107,7 @@ class Server:
         if self.process and self.process.poll() is not None:
             raise AssertionError(f"the server exited with {self.process.returncode}:\n{self.log()}")
         try:
-            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+            return get(f"{self.url}/ready").status_code == 200
         except httpx.TransportError:
             return False
 
@@ -144,12 +158,7 @@ class Server:
 
     def api(self, tool: str, token: str, /, **arguments: Any) -> Any:
         """One tool by plain JSON."""
-        answer = httpx.post(
-            f"{self.url}/api/tools/{tool}",
-            json=arguments,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=70,
-        )
+        answer = post(f"{self.url}/api/tools/{tool}", json=arguments, headers={"Authorization": f"Bearer {token}"})
         body = answer.json()
         if answer.status_code != 200:
             raise ToolFailed(body["error"]["code"], body["error"]["message"], answer.status_code)
@@ -163,7 +172,7 @@ class Server:
 
     def metric(self, token: str, name: str, **labels: str) -> float:
         """One number of `/metrics`."""
-        text = httpx.get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
+        text = get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
         label = "{" + ",".join(f'{k}="{v}"' for k, v in labels.items()) + "}" if labels else ""
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name}{label} ")))
 
@@ -172,7 +181,7 @@ class Server:
     @contextlib.asynccontextmanager
     async def mcp(self, token: str, mode: str = MODERN, **options: Any) -> AsyncIterator["Mcp"]:
         headers = {"Authorization": f"Bearer {token}"}
-        timeout = httpx2.Timeout(30, read=300)
+        timeout = httpx2.Timeout(DEADLINE, read=300)
         async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
             transport = streamable_http_client(f"{self.url}/mcp", http_client=http)
             if "logging_callback" in options:
@@ -222,7 +231,7 @@ class Events:
         self._queue: queue.Queue[Any] = queue.Queue()
         self._closed = threading.Event()
         self._opened = threading.Event()
-        self._http = httpx.Client(timeout=httpx.Timeout(30, read=None))
+        self._http = httpx.Client(timeout=httpx.Timeout(DEADLINE, read=None))
         request = self._http.build_request(
             "GET", f"{server.url}{path}", params=query, headers={"Authorization": f"Bearer {token}"}
         )
@@ -287,7 +296,8 @@ class Events:
 @contextlib.contextmanager
 def running(config: str = "", env: dict[str, str] | None = None) -> Iterator[Server]:
     """A server in a fresh home, stopped at the end."""
-    with tempfile.TemporaryDirectory(prefix="oub") as folder:
+    # What a killed server left running may still write while the home is taken away.
+    with tempfile.TemporaryDirectory(prefix="oub", ignore_cleanup_errors=True) as folder:
         server = Server(pathlib.Path(folder) / "h", config, env).start()
         try:
             yield server
