@@ -10,22 +10,30 @@ import httpx
 import pytest
 
 from caller import call, calling, lend
-from harness import LEGACY, MODERN, ToolFailed, running, wait_until
+from harness import DEADLINE, LEGACY, MODERN, ToolFailed, running, wait_until
 
 SCHEMA = {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]}
 NOTIFY = {"name": "send_notification", "description": "Send notification", "inputSchema": SCHEMA}
 
 
 @pytest.fixture(scope="module")
-def server():
-    # A short timeout stands in for the default minute; `test_the_default_timeout…` checks the default.
-    with running("[relay]\ncaller_timeout = '2s'\n") as server:
-        yield server
+def caller_token(server):
+    return server.token("write")
+
+
+class Impatient:
+    """A server that waits two seconds for an answer. A short timeout stands in for the default minute, where none is
+    given; `test_the_default_timeout…` checks the default."""
+
+    def __init__(self, server):
+        self.server, self.admin, self.token = server, server.token("admin"), server.token("write")
+        self.project = server.api("project_create", self.admin, name="test")["project_id"]
 
 
 @pytest.fixture(scope="module")
-def caller_token(server):
-    return server.token("write")
+def impatient():
+    with running("[relay]\ncaller_timeout = '2s'\n") as server:
+        yield Impatient(server)
 
 
 def result_of(event):
@@ -49,10 +57,10 @@ async def test_req_ctr_001_agent_calls_caller_tool_successfully(server, admin, c
         assert turn["text"] == "sent"
 
 
-async def test_req_ctr_001_caller_tool_request_times_out(server, admin, caller_token, project, mode):
-    server.put_agent("slow", admin, [[call("myapp_slow_tool")]])
-    async with calling(server, caller_token, mode) as caller:
-        await caller.start(project_id=project, agent="slow", context=lend("slow_tool"))
+async def test_req_ctr_001_caller_tool_request_times_out(impatient, mode):
+    impatient.server.put_agent("slow", impatient.admin, [[call("myapp_slow_tool")]])
+    async with calling(impatient.server, impatient.token, mode) as caller:
+        await caller.start(project_id=impatient.project, agent="slow", context=lend("slow_tool"))
         request = await caller.until("caller_tool_request")
         result = await caller.until("tool_result")
         assert not result["ok"] and "timeout" in json.dumps(result)
@@ -64,6 +72,7 @@ async def test_req_ctr_001_caller_tool_request_times_out(server, admin, caller_t
 
 async def test_req_ctr_001_caller_disconnected_before_response(server, admin, caller_token, project, mode):
     server.put_agent("gone", admin, [[call("myapp_send_notification", message="x")]])
+    await listening(server, admin, mode, 0)
     async with calling(server, caller_token, mode) as caller:
         await caller.start(project_id=project, agent="gone", context=lend(NOTIFY))
         await caller.until("caller_tool_request")
@@ -76,11 +85,11 @@ async def test_req_ctr_001_caller_disconnected_before_response(server, admin, ca
         assert any(e.get("outcome") == "disconnected" for e in events.seen)
 
 
-async def listening(server, admin, mode):
+async def listening(server, admin, mode, count=1):
     """A poll that was just answered counts for 30 s: only one that is open can be broken off."""
     kind = "stream" if mode == LEGACY else "poll"
-    held = lambda: server.metric(admin, "oubliette_callers_held", kind=kind) == 1  # noqa: E731
-    await asyncio.to_thread(wait_until, held, f"the caller's {kind} to be open")
+    held = lambda: server.metric(admin, "oubliette_callers_held", kind=kind) == count  # noqa: E731
+    await asyncio.to_thread(wait_until, held, f"{count} {kind}(s) to be open")
 
 
 def test_the_default_timeout_is_a_minute(server):
@@ -279,7 +288,7 @@ class Socket:
         await self.writer.drain()
 
     async def read(self):
-        return json.loads(await asyncio.wait_for(self.reader.readline(), 30))
+        return json.loads(await asyncio.wait_for(self.reader.readline(), DEADLINE))
 
     async def answer(self, id):
         while True:
@@ -316,6 +325,15 @@ async def test_req_ctr_005_socket_request_and_response(server, admin, caller_tok
         assert (await socket.answer(id))["error"]["code"] == -32601
         id = await socket.request("caller_tool", tool="undeclared", arguments={})
         assert "error" in await socket.answer(id)
+
+
+async def test_req_ctr_005_socket_request_times_out(impatient, mode):
+    impatient.server.put_agent("quiet", impatient.admin, [[{"say": "hi"}]])
+    async with calling(impatient.server, impatient.token, mode) as caller:
+        await caller.start(project_id=impatient.project, agent="quiet", context=lend("x"))
+        await caller.until("turn_completed")
+        path = impatient.server.api("session_get", impatient.admin, session_id=caller.session_id)["relay_socket"]
+        socket = await Socket.open(path)
         id = await socket.request("caller_tool", tool="x", arguments={})
         error = (await socket.answer(id))["error"]
         assert error["code"] == -32004 and error["data"]["code"] == "timeout"

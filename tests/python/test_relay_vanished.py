@@ -22,6 +22,10 @@ from wire import LegacyMcp, ModernMcp, Request, poll
 NEW_NETWORK = 0x40000000
 SEEN_WITHIN = 30
 """Seconds that a caller which just vanished may be taken for present."""
+BUSY = 15
+"""What a busy machine may add before the server, and this test, get to see it."""
+PATIENT = CONFIG + "caller_timeout = '10m'\n"
+"""No call ends by itself: only by its caller being gone."""
 
 
 def loopback(state: str) -> None:
@@ -34,7 +38,7 @@ def begin(server: Server, admin: str, project: str, how: str, closing: contextli
     mcp = LegacyMcp(server, token) if how == "legacy stream" else None
     by = (lambda **arguments: mcp.call("session_message", **arguments)) if mcp else None
     scene = closing.enter_context(Scene(server, admin, token, project, by=by))
-    scene.relay.socket.settimeout(2 * SEEN_WITHIN)
+    scene.relay.socket.settimeout(3 * SEEN_WITHIN)
     id, request = scene.ask()
     match how:
         case "legacy stream":
@@ -54,7 +58,7 @@ def vanish() -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_NETWORK) != 0:
         pytest.skip(f"a network of its own needs root: {os.strerror(ctypes.get_errno())}")
     loopback("up")
-    with running(CONFIG) as server, contextlib.ExitStack() as closing:
+    with running(PATIENT) as server, contextlib.ExitStack() as closing:
         admin = server.token("admin")
         project = server.api("project_create", admin, name="p")["project_id"]
         kinds = ("legacy stream", "subscription", "api stream", "poll")
@@ -67,7 +71,7 @@ def vanish() -> None:
                 error = scene.relay.answer(id)["error"]
                 took = time.monotonic() - began
                 assert error["code"] == -32005, (how, error)
-                assert took < SEEN_WITHIN + 2, (how, took)
+                assert took < SEEN_WITHIN + BUSY, (how, took)
         finally:
             loopback("up")
 
