@@ -44,7 +44,7 @@ def python_server(**more: Any) -> dict[str, Any]:
 def stdio(command: str, args: list[str], read_only: list[str], **more: Any) -> dict[str, Any]:
     return {
         "kind": "mcp", "transport": "stdio", "command": command, "args": args, "read_only": read_only,
-        "timeouts": {"startupMs": 30000, "requestMs": 20000}, **more,
+        "timeouts": {"startupMs": 120000, "requestMs": 60000}, **more,
     }
 
 
@@ -56,7 +56,7 @@ class Loop:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
     def run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(harness.DEADLINE)
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any] | None:

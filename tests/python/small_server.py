@@ -4,13 +4,15 @@
 """
 
 import json
+import signal
 import subprocess
 import sys
 
 CHILD = None
 if "--child" in sys.argv:
-    # Deaf to the pipe and to SIGTERM: it goes when the whole tree does.
-    CHILD = subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; while :; do sleep 600; done"], stdin=subprocess.DEVNULL)
+    # Deaf to the pipe and to SIGTERM: it goes when the whole tree does. It is there before the first answer is.
+    deaf = lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    CHILD = subprocess.Popen(["/bin/sleep", "1000000"], stdin=subprocess.DEVNULL, preexec_fn=deaf)
 
 TOOLS = '{"name": "echo", "inputSchema": {"type": "object"}}'
 if "--odd" in sys.argv:

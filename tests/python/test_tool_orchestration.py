@@ -16,7 +16,8 @@ from harness import ToolFailed, processes_with, running, wait_until
 BUILTINS = {
     "reader": {"name": "fs_read", "allowedPaths": ["notes/"]},
     "writer": {"name": "fs_write", "allowedPaths": ["out/"]},
-    "shell": {"name": "shell_exec", "allowedCommands": ["ls", "echo hello", "sleep", "env"], "allowedEnv": ["COLOR"], "timeoutMs": 1000},
+    "shell": {"name": "shell_exec", "allowedCommands": ["ls", "echo hello", "env"], "allowedEnv": ["COLOR"], "timeoutMs": 60000},
+    "brief": {"name": "shell_exec", "allowedCommands": ["sleep"], "timeoutMs": 1000},
 }
 
 
@@ -254,7 +255,7 @@ def test_mcp_server_fails_to_start(server, admin, project):
 
 def test_mcp_health_check(server, admin, project):
     server.put_tool(
-        "watched", admin, **servers.python_server(), healthCheck={"intervalMs": 100, "timeoutMs": 1000, "failures": 2},
+        "watched", admin, **servers.python_server(), healthCheck={"intervalMs": 100, "timeoutMs": 60000, "failures": 2},
     )
     session = start(server, admin, project, "watcher", tools={"use": ["watched"]})
     assert light(server, admin, session, "watched")["status"] == "green"
@@ -350,8 +351,9 @@ def test_two_targets_for_one_alias_are_refused_and_the_last_good_definition_stay
     path.write_text(good.replace('"note": "@notes/add"', '"note": "@notes/add", "note": "@notes/slow"').replace(
         '"note":"@notes/add"', '"note":"@notes/add","note":"@notes/slow"'
     ))
-    told = wait_until(lambda: server.api("agent_get", admin, slug="twofold").get("error"), "the refusal")
-    assert "tools.aliases" in told and "twice" in told
+    # Half of what is written may be read first, and is refused for something else.
+    told = lambda: server.api("agent_get", admin, slug="twofold").get("error") or ""
+    wait_until(lambda: "tools.aliases" in told() and "twice" in told(), "the refusal")
     assert server.api("agent_get", admin, slug="twofold")["definition"]["tools"]["aliases"] == {"note": "@notes/add"}
 
 
@@ -468,7 +470,7 @@ def test_fs_write_tool_registered(server, admin, project):
 
 
 def test_shell_exec_tool_registered(server, admin, project):
-    session = start(server, admin, project, "runs", tools={"use": ["shell"]})
+    session = start(server, admin, project, "runs", tools={"use": ["shell", "brief"]})
     assert "hello" in json.dumps(refused(gate(server, admin, session, "@shell/shell_exec", argv=["echo", "hello"])))
     assert "COLOR=red" in json.dumps(refused(gate(server, admin, session, "@shell/shell_exec", argv=["env"], env={"COLOR": "red"})))
     for argv in (["echo", "goodbye"], ["cat", "x"], ["ls; id"], ["/bin/ls"], ["echo"], []):
@@ -477,7 +479,7 @@ def test_shell_exec_tool_registered(server, admin, project):
     with pytest.raises(ToolFailed):
         refused(gate(server, admin, session, "@shell/shell_exec", argv=["env"], env={"LD_PRELOAD": "x"}))
     with pytest.raises(ToolFailed) as slow:
-        refused(gate(server, admin, session, "@shell/shell_exec", argv=["sleep", "600"]))
+        refused(gate(server, admin, session, "@brief/shell_exec", argv=["sleep", "600"]))
     assert "timeout" in slow.value.code + slow.value.message
     assert "; id" in json.dumps(refused(gate(server, admin, session, "@shell/shell_exec", argv=["echo", "hello", "; id"])))
 
@@ -548,6 +550,7 @@ def test_an_edited_use_starts_and_stops_only_what_it_names(server, admin, projec
     ids = lambda: [r["id"] for r in server.api("tool_list", admin, session_id=session)["servers"] if r["status"] == "green"]
     wait_until(lambda: ids() == ["notes", "everything"], "the new server beside the old one")
     assert since_of(server, admin, session) == since
-    stopped = debug(server, admin, session, "tool_server_stopped")
+    # What leaves is stopped beside what comes.
+    stopped = wait_until(lambda: debug(server, admin, session, "tool_server_stopped"), "the old one to stop")
     assert [e["server"] for e in stopped] == ["files"]
     assert not gate(server, admin, session, "@everything/echo", message="hi")["isError"]
