@@ -23,6 +23,21 @@ export const id = (name) => `[data-testid="${name}"]`;
 /** A row of the timeline. */
 export const row = (type) => `${id("timeline")} > [data-type="${type}"]`;
 
+/** Notes every toast: each stays for a few seconds only, and who looks late must not miss it. */
+function noteToasts() {
+  window.toasts = [];
+  const note = (node) => node.nodeType === Node.ELEMENT_NODE && node.matches("[data-testid=toast]") && window.toasts.push(node.textContent);
+  new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach(note))).observe(document, { childList: true, subtree: true });
+}
+
+/** The next toast with these words, shown already or to come. Each is found once. */
+export async function toast(page, text) {
+  await page.waitForFunction((text) => {
+    const place = window.toasts.findIndex((said) => said.includes(text));
+    return place >= 0 && window.toasts.splice(0, place + 1);
+  }, text);
+}
+
 export class Bench {
   static async start(config = "") {
     const bench = new Bench();
@@ -44,6 +59,7 @@ export class Bench {
   async page(t, options = {}) {
     const context = await this.browser.newContext({ viewport: { width: 1400, height: 900 }, ...options });
     context.setDefaultTimeout(DEADLINE);
+    await context.addInitScript(noteToasts);
     if (DIST) await context.route((url) => url.pathname === "/" || url.pathname.startsWith("/assets/"), override);
     const page = await context.newPage();
     const outside = [];

@@ -1,7 +1,7 @@
 // Answers that come late: they overwrite nothing a person has typed, and pull nobody back from where they went.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { Bench, id } from "./console-browser.mjs";
+import { Bench, id, toast } from "./console-browser.mjs";
 
 let bench, server, project;
 before(async () => {
@@ -84,7 +84,7 @@ test("a save that ends late leaves what was typed on, and whoever has left, alon
   await put.seen;
   await about.fill("saved, and typed on");
   put.release();
-  await p.locator(id("toast"), { hasText: "Saved first" }).waitFor();
+  await toast(p, "Saved first");
   assert.equal(await about.inputValue(), "saved, and typed on");
   const again = await hold(p, "**/api/tools/agent_put");
   await p.click(id("save-agent"));
@@ -92,7 +92,7 @@ test("a save that ends late leaves what was typed on, and whoever has left, alon
   await p.click("nav a[href='#/figures']");
   await p.getByText("Calls a second").first().waitFor();
   again.release();
-  await p.locator(id("toast"), { hasText: "Saved first" }).first().waitFor();
+  await toast(p, "Saved first");
   assert.match(p.url(), /#\/figures$/);
 
   // A project's settings, likewise.
@@ -106,7 +106,7 @@ test("a save that ends late leaves what was typed on, and whoever has left, alon
   await update.seen;
   await purpose.fill("one and two");
   update.release();
-  await p.locator(id("toast"), { hasText: "Saved Late" }).waitFor();
+  await toast(p, "Saved Late");
   assert.equal(await purpose.inputValue(), "one and two");
   await card.getByRole("button", { name: "Save" }).click();
   await p.waitForFunction((mark) => document.querySelector(`[data-project="${mark}"] form.editor button[type=submit]`).disabled, project);

@@ -18,10 +18,10 @@ before(async () => {
   const builtin = (id, builtinPolicy) => bench.api("catalog_put", { id, definition: { id, kind: "builtin", builtinPolicy } });
   await builtin("files", { name: "fs_read", allowedPaths: ["./"] });
   await builtin("drafts", { name: "fs_write", allowedPaths: ["drafts/"] });
-  await builtin("shell", { name: "shell_exec", allowedCommands: ["ls", "wc", "sleep"], timeoutMs: 60000 });
+  await builtin("shell", { name: "shell_exec", allowedCommands: ["ls", "wc", "sleep"], timeoutMs: 600000 });
   await bench.api("catalog_put", {
     id: "everything",
-    definition: { id: "everything", kind: "mcp", transport: "stdio", command: NODE, args: [EVERYTHING, "stdio"], read_only: [MODULES], timeouts: { startupMs: 30000 }, healthCheck: { intervalMs: 5000, timeoutMs: 2000, failures: 3 } },
+    definition: { id: "everything", kind: "mcp", transport: "stdio", command: NODE, args: [EVERYTHING, "stdio"], read_only: [MODULES], timeouts: { startupMs: 120000 }, healthCheck: { intervalMs: 5000, timeoutMs: 60000, failures: 3 } },
   });
   const use = ["files", "drafts", "shell", "everything"];
   await server.putAgent("writer", admin, [[
@@ -35,7 +35,7 @@ before(async () => {
     name: "Writer", description: "Drafts pages from notes.", prompt: "You draft pages for the website. Keep them short.",
     tools: { use, allowed: ["read", "write", "list", "@everything/echo", "@everything/get-sum"], denied: ["project_list"], aliases: { read: "@files/fs_read", write: "@drafts/fs_write", list: "@shell/shell_exec" } },
   });
-  await server.putAgent("editor", admin, [[{ say: "Reading it over." }, { call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "50"] } } }]], { name: "Editor", description: "Reads it over.", tools: { use: ["files", "shell"] } });
+  await server.putAgent("editor", admin, [[{ say: "Reading it over." }, { call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "500"] } } }]], { name: "Editor", description: "Reads it over.", tools: { use: ["files", "shell"] } });
   await server.putAgent("lead", admin, [[{ call: { tool: "session_message", arguments: { message: "Draft the welcome page", agent: "writer", wait: true } } }, { say: "The draft is ready for the editor." }]], { name: "Lead", description: "Hands out the work.", children: ["writer"] });
 });
 after(() => bench?.close());

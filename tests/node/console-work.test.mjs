@@ -1,7 +1,7 @@
 // The console at work: sessions from start to end, files, trees, definitions made in forms, the debugger's filters.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { Bench, id, row } from "./console-browser.mjs";
+import { Bench, id, row, toast } from "./console-browser.mjs";
 
 let bench, server, project;
 before(async () => {
@@ -10,12 +10,12 @@ before(async () => {
   const made = await bench.api("project_create", { name: "Work" });
   project = made;
   await bench.api("catalog_put", { id: "out", definition: { id: "out", kind: "builtin", builtinPolicy: { name: "fs_write", allowedPaths: ["./"] } } });
-  await bench.api("catalog_put", { id: "shell", definition: { id: "shell", kind: "builtin", builtinPolicy: { name: "shell_exec", allowedCommands: ["sleep", "echo"], timeoutMs: 60000 } } });
+  await bench.api("catalog_put", { id: "shell", definition: { id: "shell", kind: "builtin", builtinPolicy: { name: "shell_exec", allowedCommands: ["sleep", "echo"], timeoutMs: 600000 } } });
   await server.putAgent("scribe", bench.admin, [[
     { call: { tool: "@out/fs_write", arguments: { path: "notes/first.md", content: "# First\n" } } },
     { say: "Written." },
   ]], { name: "Scribe", tools: { use: ["out"] } });
-  await server.putAgent("sleeper", bench.admin, [[{ call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "50"] } } }], [{ say: "Awake." }]], { name: "Sleeper", tools: { use: ["shell"] } });
+  await server.putAgent("sleeper", bench.admin, [[{ call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "500"] } } }], [{ say: "Awake." }]], { name: "Sleeper", tools: { use: ["shell"] } });
   await server.putAgent("quick", bench.admin, [[{ say: "Here." }]], { name: "Quick" });
   await server.putAgent("parent", bench.admin, [[{ call: { tool: "session_message", arguments: { message: "child, go", agent: "quick", wait: true } } }, { say: "Done." }]], { name: "Parent", children: ["quick"] });
   await server.putAgent("rows", bench.admin, [
@@ -25,7 +25,6 @@ before(async () => {
 });
 after(() => bench?.close());
 
-const toast = (p, text) => p.locator(id("toast"), { hasText: text }).waitFor();
 const status = (p, word) => p.locator(id("session-status"), { hasText: word }).waitFor();
 
 test("a session in a new workspace writes files that can be read, compared and downloaded", async (t) => {
@@ -94,6 +93,7 @@ test("the debugger is filtered, timed by turn, copied, and works by keyboard", a
   await bench.api("session_message", { session_id, message: "Two", wait: true });
   await p.locator(id("debugger-toggle")).focus();
   await p.keyboard.press("Enter");
+  await p.locator(id("debugger")).waitFor();
   const drawer = await p.locator(id("debugger")).boundingBox();
   assert.ok(drawer.y + drawer.height <= 901 && drawer.height > 200, "the drawer is in sight");
   const rows = p.locator(id("debugger-row"));

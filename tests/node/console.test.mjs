@@ -4,23 +4,24 @@ import { existsSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { Bench, MODULES, NODE, id, kill, started } from "./console-browser.mjs";
+import { Bench, MODULES, NODE, id, kill, started, toast } from "./console-browser.mjs";
 import { ROOT } from "./harness.mjs";
 
 const EVERYTHING = join(MODULES, "@modelcontextprotocol/server-everything/dist/index.js");
 
 let bench, server, admin, project;
 before(async () => {
-  bench = await Bench.start('[switch]\ndrain_timeout = "3s"\n');
+  // Long enough for the countdown to be seen, on a machine that is busy.
+  bench = await Bench.start('[switch]\ndrain_timeout = "10s"\n');
   ({ server, admin } = bench);
   project = (await server.api("project_create", admin, { name: "Demo" })).project_id;
   await server.api("catalog_put", admin, {
     id: "everything",
-    definition: { id: "everything", kind: "mcp", transport: "stdio", command: NODE, args: [EVERYTHING, "stdio"], read_only: [MODULES], timeouts: { startupMs: 30000 } },
+    definition: { id: "everything", kind: "mcp", transport: "stdio", command: NODE, args: [EVERYTHING, "stdio"], read_only: [MODULES], timeouts: { startupMs: 120000 } },
   });
   await server.api("catalog_put", admin, {
     id: "shell",
-    definition: { id: "shell", kind: "builtin", builtinPolicy: { name: "shell_exec", allowedCommands: ["echo", "sleep"], timeoutMs: 60000 } },
+    definition: { id: "shell", kind: "builtin", builtinPolicy: { name: "shell_exec", allowedCommands: ["echo", "sleep"], timeoutMs: 600000 } },
   });
   const tools = { use: ["everything", "shell"], allowed: ["@everything/echo", "@shell/shell_exec"], aliases: { say: "@everything/echo" } };
   await server.putAgent("writer", admin, [[
@@ -31,7 +32,7 @@ before(async () => {
   ]], { name: "Writer", description: "Echoes.", tools });
   await server.putAgent("sleeper", admin, [[
     { say: "Sleeping." },
-    { call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "50"] } } },
+    { call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "500"] } } },
   ]], { name: "Sleeper", tools: { use: ["shell"] } });
   await server.putAgent("asker", admin, [[{ call: { tool: "myapp_ask", arguments: { question: "ready?" } } }, { say: "Thanks." }]], { name: "Asker" });
 });
@@ -121,12 +122,13 @@ test("agents are switched while a call is in flight, step by step", async (t) =>
   const p = await loggedIn(t);
   const session = await start(p, "sleeper");
   await p.waitForSelector(`${id("timeline")} > [data-type="tool_call"]`);
-  await p.selectOption(id("agent-picker"), "writer");
+  // Looked for from the beginning: it is gone again when the drain is over.
+  const countdown = p.waitForSelector(id("drain-countdown"));
+  await Promise.all([countdown, p.selectOption(id("agent-picker"), "writer")]);
   await p.waitForSelector(`${id("switch-state")} [data-kind="drain_started"]`);
-  await p.waitForSelector(id("drain-countdown"));
   await p.waitForSelector(`${id("switch-state")} [data-kind="drain_timeout"]`);
   await p.waitForSelector(`${id("switch-state")} [data-kind="build_finished"]`);
-  await p.locator(id("toast"), { hasText: "writer" }).waitFor();
+  await toast(p, "writer");
   await p.waitForSelector(`${id("tool-row")}[data-tool="say"]`);
   assert.equal((await server.api("session_get", admin, { session_id: session })).agent, "writer");
 });
@@ -139,7 +141,7 @@ test("a refused switch shows its reason", async (t) => {
   await p.reload();
   await p.waitForSelector(`${id("agent-picker")} option[value="absent"]`, { state: "attached" });
   await p.selectOption(id("agent-picker"), "absent");
-  await p.locator(id("toast"), { hasText: "Not switched" }).waitFor();
+  await toast(p, "Not switched");
   await p.waitForSelector(`${id("switch-state")}[data-state="refused"]`);
 });
 
@@ -152,7 +154,7 @@ test("an edited allow-list takes effect", async (t) => {
   await other.fill(id("allowed"), "@everything/echo\n@everything/get-sum\n@shell/shell_exec");
   await other.locator(id("allowed")).blur();
   await other.click(id("save-agent"));
-  await other.locator(id("toast"), { hasText: "Saved" }).waitFor();
+  await toast(other, "Saved");
   await p.waitForSelector(`${id("tool-row")}[data-canonical="@everything/get-sum"][data-allowed="true"]`);
   const called = await server.api("tool_call", admin, { session_id: session, tool: "@everything/get-sum", arguments: { a: 1, b: 2 } });
   assert.equal(called.isError, false);
@@ -176,7 +178,7 @@ test("the page survives a restart of the server and loses nothing", async (t) =>
   await server.stop("SIGKILL");
   await p.getByText("Reconnecting").waitFor();
   await server.run();
-  await p.locator(id("toast"), { hasText: "Connected again" }).waitFor();
+  await toast(p, "Connected again");
   assert.equal(await p.inputValue(id("composer")), "a draft");
   await p.click(id("send"));
   await p.waitForFunction(() => document.querySelectorAll("[data-testid=timeline] > [data-type=turn_completed]").length === 2);
@@ -209,7 +211,7 @@ test("a login that ends under an edited definition keeps the edit", async (t) =>
   await p.waitForSelector(id("save-agent"));
   assert.equal(await p.getByLabel("Description").inputValue(), "half an idea");
   await p.click(id("save-agent"));
-  await p.locator(id("toast"), { hasText: "Saved sleeper" }).waitFor();
+  await toast(p, "Saved sleeper");
 });
 
 test("a token that may only read is offered nothing else", async (t) => {
@@ -254,6 +256,7 @@ test("it fits a telephone and a wall, in light and dark", async (t) => {
     const wide = await p.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
     assert.ok(wide <= 1, `${width}: the page scrolls sideways by ${wide} px`);
     await p.click(id("debugger-toggle"));
+    await p.locator(id("debugger")).waitFor();
     const drawer = await p.locator(id("debugger")).boundingBox();
     assert.ok(drawer.y + drawer.height <= height + 1 && drawer.height > 100, `${width}: the debugger is in sight`);
     for (const path of ["agents/writer", "catalog/everything", "projects", "admin", "figures"]) {

@@ -11,16 +11,18 @@ export const ROOT = resolve(HERE, "../..");
 export const BIN = process.env.OUBLIETTE_BIN_DIR ?? join(ROOT, "target/debug");
 
 /** How long anything is waited for before a test calls it lost. Never a measurement. */
-export const DEADLINE = 30_000;
+export const DEADLINE = 120_000;
 
+/**
+ * A port nobody has: one below those the kernel gives to connections, so that none of these takes it before its server
+ * does, or while that restarts.
+ */
 export function freePort() {
+  const port = 20_000 + Math.floor(Math.random() * 12_000);
   return new Promise((done, failed) => {
     const server = createServer();
-    server.on("error", failed);
-    server.listen(0, "127.0.0.1", () => {
-      const { port } = server.address();
-      server.close(() => done(port));
-    });
+    server.on("error", (error) => (error.code === "EADDRINUSE" ? done(freePort()) : failed(error)));
+    server.listen(port, "127.0.0.1", () => server.close(() => done(port)));
   });
 }
 
@@ -85,7 +87,8 @@ export class Server {
 
   async close() {
     if (this.process.exitCode === null && this.process.signalCode === null) await this.stop();
-    rmSync(this.folder, { recursive: true, force: true });
+    // What a killed server left running may still write meanwhile.
+    rmSync(this.folder, { recursive: true, force: true, maxRetries: 10 });
   }
 
   cli(...args) {
