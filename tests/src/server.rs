@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::Stdio,
     sync::{Mutex, PoisonError},
@@ -13,7 +12,10 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tokio::process::{Child, Command};
+use tokio::{
+    net::TcpSocket,
+    process::{Child, Command},
+};
 
 use crate::{Api, settles, within};
 
@@ -42,6 +44,7 @@ pub struct Server {
     folder: tempfile::TempDir,
     programs: PathBuf,
     port: u16,
+    _kept: TcpSocket,
     child: Option<Child>,
     admin: Api,
 }
@@ -53,11 +56,16 @@ impl Server {
         let home = folder.path().join("h");
         fs::create_dir(&home)?;
         fs::write(home.join("oubliette.toml"), config)?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        // Bound and not listened on, it is nobody else's, whether the server runs or not.
+        let kept = TcpSocket::new_v4()?;
+        kept.set_reuseaddr(true)?;
+        kept.bind(([127, 0, 0, 1], 0).into())?;
+        let port = kept.local_addr()?.port();
         let mut server = Self {
             folder,
             programs: programs()?,
             port,
+            _kept: kept,
             child: None,
             admin: Api::new("", ""),
         };

@@ -18,7 +18,7 @@ use futures::{StreamExt, stream};
 use oubliette_egress::{GatewayLimits, ModelGateway, ModelSink, Provider};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, UnixListener, UnixStream},
+    net::{TcpListener, TcpSocket, UnixListener, UnixStream},
     sync::{Notify, mpsc},
 };
 use tokio_util::sync::CancellationToken;
@@ -92,6 +92,7 @@ impl ModelSink for Heard {
 
 struct World {
     _dir: tempfile::TempDir,
+    _nobody: TcpSocket,
     socket: std::path::PathBuf,
     seen: mpsc::UnboundedReceiver<Seen>,
     go: Arc<Notify>,
@@ -111,11 +112,10 @@ async fn world(limits: GatewayLimits) -> World {
     let base = format!("http://{}", tcp.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(tcp, app).await.unwrap() });
 
-    let closed = TcpListener::bind("127.0.0.1:0")
-        .await
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    // Bound and not listened on: nobody is there, and nobody else comes.
+    let nobody = TcpSocket::new_v4().unwrap();
+    nobody.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let closed = nobody.local_addr().unwrap();
     let mut extra = Provider::new("vllm", format!("{base}/v1"));
     extra.allow_paths = vec!["stream".into(), "wait".into(), "redirect".into(), "large".into()];
     let providers = vec![
@@ -134,6 +134,7 @@ async fn world(limits: GatewayLimits) -> World {
     let serving = tokio::spawn(gateway.serve(listener, heard.clone(), cancel.clone()));
     World {
         _dir: dir,
+        _nobody: nobody,
         socket,
         seen,
         go,

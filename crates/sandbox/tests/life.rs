@@ -220,8 +220,12 @@ async fn on_the_hosts_network_a_port_serves_its_own_user_and_must_be_free() {
     let rig = Rig::new().await;
     let socket = rig.path("model.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
+    // Bound and not listened on, the port stays this test's when it is free again.
+    let kept = tokio::net::TcpSocket::new_v4().unwrap();
+    kept.set_reuseaddr(true).unwrap();
+    kept.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let taken = std::net::TcpListener::bind(kept.local_addr().unwrap()).unwrap();
+    let port = taken.local_addr().unwrap().port();
     let spec = |rig: &Rig| {
         let mut spec = rig.spec(["ask", &format!("127.0.0.1:{port}"), "hello"]);
         spec.network = oubliette_sandbox::Network::Host;
@@ -237,7 +241,7 @@ async fn on_the_hosts_network_a_port_serves_its_own_user_and_must_be_free() {
         error.contains(&format!("listening on 127.0.0.1:{port}")),
         "{error}"
     );
-    drop(free);
+    drop(taken);
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"answered").unwrap();
