@@ -147,7 +147,8 @@ async fn cgroups_a_killed_server_left_are_removed_at_the_next_start() {
         .unwrap();
     let mut said = [0; 8];
     std::io::Read::read_exact(&mut server.stdout.take().unwrap(), &mut said).unwrap();
-    let groups = groups_of(common::processes(&mark)[1].unsigned_abs());
+    let mut held = common::processes(&mark).into_iter().map(i32::unsigned_abs);
+    let groups = groups_of(held.find(|pid| *pid != server.id()).unwrap());
     server.kill().unwrap();
     server.wait().unwrap();
     assert!(!groups.is_empty() && groups.iter().all(|group| group.exists()));
