@@ -53,7 +53,7 @@ impl Fixture {
                 changes.changed().await.unwrap();
             }
         };
-        tokio::time::timeout(Duration::from_secs(15), wait)
+        tokio::time::timeout(Duration::from_secs(60), wait)
             .await
             .unwrap_or_else(|_| panic!("never: {what}"));
     }
@@ -238,7 +238,9 @@ async fn hand_edits_are_followed_and_a_broken_one_keeps_the_last_good() {
     fixture.write("agents/a/agent.json", r#"{"name":"A","prompt":"three","oops":1}"#);
     let error = |l: &Library| l.agent(&slug("a")).ok().and_then(|entry| entry.error.clone());
     fixture
-        .until("a broken edit is told", |l| error(l).is_some())
+        .until("a broken edit is told", |l| {
+            error(l).is_some_and(|why| why.contains("oops"))
+        })
         .await;
     let entry = fixture.library.agent(&slug("a")).unwrap();
     assert_eq!(
