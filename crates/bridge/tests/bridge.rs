@@ -398,16 +398,17 @@ async fn the_servers_progress_reaches_the_agent_and_never_falls() {
             message: Some("step".into()),
         });
     }
-    let mut last = 0.0;
-    for _ in 0..3 {
+    let (mut last, mut steps) = (0.0, 0);
+    while steps < 3 {
         let params = agent.notice("notifications/progress").await["params"].clone();
-        assert_eq!(
-            (&params["progressToken"], &params["message"]),
-            (&json!("t1"), &json!("step"))
-        );
-        assert_eq!(params["total"], 4.0);
+        assert_eq!(params["progressToken"], "t1");
         assert!(params["progress"].as_f64().unwrap() > last);
         last = params["progress"].as_f64().unwrap();
+        // The client's own sign of life may come in between.
+        if params["message"] == "step" {
+            assert_eq!(params["total"], 4.0);
+            steps += 1;
+        }
     }
     asked.answer(Value::Null);
     agent.answer(id).await;
