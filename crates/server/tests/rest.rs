@@ -64,13 +64,10 @@ async fn another_host_or_page_is_refused() {
     assert_eq!(ask("/", "host", "box.example").await, 200);
     assert_eq!(ask("/", "origin", "http://localhost:1").await, 200);
     assert_eq!(ask("/health", "host", "evil.test").await, 200);
+    let walls = server.app.sandbox.look().await.ok;
     assert_eq!(
         ask("/ready", "origin", "https://evil.test").await / 100,
-        if server.app.sandbox.report().is_some_and(|r| r.ok) {
-            2
-        } else {
-            5
-        }
+        if walls { 2 } else { 5 }
     );
     server.stop().await;
 }
@@ -237,12 +234,17 @@ async fn a_token_that_asks_too_often_is_told_when_to_come_back() {
     for _ in 0..3 {
         assert_eq!(server.tool(&one, "project_list", json!({})).await.0, 200);
     }
-    let response = server
-        .post("/api/tools/project_list")
-        .bearer_auth(&one)
-        .send()
-        .await
-        .unwrap();
+    // One more is let in for every second that this takes.
+    let mut more = 0;
+    let response = loop {
+        let asked = server.post("/api/tools/project_list").bearer_auth(&one);
+        let response = asked.send().await.unwrap();
+        if response.status() != 200 {
+            break response;
+        }
+        more += 1;
+        assert!(more < 1000, "nothing holds it back");
+    };
     assert_eq!(response.status(), 429);
     assert!(
         response.headers()["retry-after"]
@@ -359,17 +361,19 @@ async fn logging_out_ends_the_cookie_and_guessing_is_slowed_down() {
         .await
         .unwrap();
     assert_eq!(list().await, 401);
-    let mut last = 0;
-    for _ in 0..12 {
+    // Ten, and one more for every six seconds that this takes.
+    let mut wrong = 0;
+    let response = loop {
         let response = login("oub_wrong".into()).await;
-        last = response.status().as_u16();
-        if last == 429 {
-            assert!(response.headers().contains_key("retry-after"));
-            break;
+        if response.status() != 401 {
+            break response;
         }
-        assert_eq!(last, 401);
-    }
-    assert_eq!(last, 429);
+        wrong += 1;
+        assert!(wrong < 1000, "nothing holds it back");
+    };
+    assert_eq!(response.status(), 429);
+    assert!(response.headers().contains_key("retry-after"));
+    assert!(wrong >= 10, "{wrong}");
     server.stop().await;
 }
 
