@@ -94,6 +94,23 @@ fn a_turn_that_fails_is_1() {
         .good();
 }
 
+/// An agent that says that it has begun and then nothing more, whatever it hears.
+const STUBBORN: &str = r#"
+while read -r line; do
+    id=${line#*\"id\":}
+    case $line in
+        *\"method\":\"initialize\"*) result='{"protocolVersion":1,"agentCapabilities":{}}' ;;
+        *\"method\":\"session/new\"*) result='{"sessionId":"s"}' ;;
+        *\"method\":\"session/prompt\"*)
+            said='{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"Begun."}}'
+            echo '{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":'$said'}}'
+            continue ;;
+        *) continue ;;
+    esac
+    echo '{"jsonrpc":"2.0","id":'${id%%[,\}]*}',"result":'$result'}'
+done
+"#;
+
 #[test]
 fn ctrl_c_cancels_the_turn_and_twice_ends_the_session() {
     let home = Home::served();
@@ -114,7 +131,12 @@ fn ctrl_c_cancels_the_turn_and_twice_ends_the_session() {
     );
     assert_eq!(home.json(&["session", "get", "last"])["status"], "idle");
 
-    let mut twice = home.start(&["run", "--agent", "slow", "go"]);
+    // One that does not stop when it is told to: the turn is still there for the second Ctrl-C.
+    let runtime = json!({ "kind": "acp", "command": ["/bin/sh", "-c", STUBBORN] });
+    let agent = json!({ "name": "S", "prompt": "p", "runtime": runtime }).to_string();
+    home.run_with(&["agent", "put", "-", "--slug", "stubborn"], &agent)
+        .good();
+    let mut twice = home.start(&["run", "--agent", "stubborn", "go"]);
     twice.until_out("Begun.");
     twice.interrupt();
     twice.until_err("Ctrl-C again ends the session");
