@@ -159,8 +159,8 @@ impl Scene {
                 known.retain(|_, index| *index > last - 10_000);
                 times += 1;
                 if times % AWAY_EACH == 0 {
-                    // The fault itself: longer than the grace.
-                    tokio::time::sleep(Duration::from_millis(400)).await;
+                    // The fault itself: longer than the grace, also for a server that notices it late.
+                    tokio::time::sleep(Duration::from_secs(2)).await;
                 }
             }
             anyhow::Ok(())
