@@ -62,7 +62,11 @@ impl Connection {
             Err(Unanswered::Refused(error)) => return Err(error),
             Err(Unanswered::BrokenOff) => {
                 // Why is known in a moment, unless it is this one answer that was broken off.
-                let reason = timeout(limits::LAST_WORDS, self.gone.wait()).await;
+                let moment = match self.base.process {
+                    Some(_) => limits::EXIT,
+                    None => limits::LAST_WORDS,
+                };
+                let reason = timeout(moment, self.gone.wait()).await;
                 return Err(self.unknown(reason.as_deref().unwrap_or("it broke off its answer")));
             }
         };

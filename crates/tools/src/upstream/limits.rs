@@ -38,6 +38,9 @@ pub(super) const UNASKED_WINDOW: Duration = Duration::from_millis(50);
 /// How long a process may still live after its output ended, or its output after it, before the reason is
 /// given without waiting for the other.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(100);
+/// How long the exit of a process is waited for once its output has ended, and the end of its stderr once it
+/// was killed: they come at once, unless the machine is busy.
+pub(super) const EXIT: Duration = Duration::from_secs(2);
 /// After its stdin was closed, and again after SIGTERM, before the next step is taken.
 pub(super) const STOP_STEP: Duration = Duration::from_millis(500);
 /// For the rest of closing a connection.

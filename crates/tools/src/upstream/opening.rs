@@ -131,7 +131,7 @@ impl Base {
         // seen first by its input, which cannot be written any more: its exit is waited for a moment.
         let told = match (self.traffic.ended.is_set(), handle) {
             (true, _) => Some(lost.await),
-            (false, Some(_)) => timeout(limits::LAST_WORDS * 5, lost).await.ok(),
+            (false, Some(_)) => timeout(limits::EXIT, lost).await.ok(),
             (false, None) => None,
         };
         Err(told.map_or(fault, |reason| Fault::new(&*reason)))
@@ -196,7 +196,7 @@ pub(super) async fn lost(traffic: &Traffic, process: Option<&Handle>) -> Arc<str
         biased;
         ending = traffic.ended.wait() => match ending {
             Ending::Fault(reason) => reason,
-            Ending::Closed => match timeout(limits::LAST_WORDS, process.wait()).await {
+            Ending::Closed => match timeout(limits::EXIT, process.wait()).await {
                 Ok(exit) => ended(exit),
                 Err(_) => "it closed its output".into(),
             },

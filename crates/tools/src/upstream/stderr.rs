@@ -39,7 +39,7 @@ impl Stderr {
 
     /// Waits for the end of it, which comes soon after the process's.
     pub(super) async fn finish(&mut self) {
-        let _ = tokio::time::timeout(limits::LAST_WORDS, &mut self.reader).await;
+        let _ = tokio::time::timeout(limits::EXIT, &mut self.reader).await;
     }
 
     /// The last of it, secrets taken out; `None` when nothing was said.
