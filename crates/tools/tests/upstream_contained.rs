@@ -4,7 +4,7 @@
 
 mod upstream_support;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use oubliette_protocol::{ErrorCode, tool::Light};
 use oubliette_tools::{CallContext, upstream::Upstream};
@@ -51,7 +51,7 @@ async fn one_that_hangs_times_out_and_is_told_to_stop() {
     let bench = Bench::new(at(
         "tcp",
         address,
-        json!({"timeouts":{"startupMs":15000,"requestMs":2000}}),
+        json!({"timeouts":{"startupMs":15000,"requestMs":5000}}),
     ));
     let upstream = bench.up().await;
     let hang = || {
@@ -64,7 +64,7 @@ async fn one_that_hangs_times_out_and_is_told_to_stop() {
     ask(&upstream, "quick", json!({})).await;
     let error = hanging.await.unwrap();
     assert_eq!(error.code, ErrorCode::Timeout);
-    assert!(error.message.contains("2000 ms"), "{}", error.message);
+    assert!(error.message.contains("5000 ms"), "{}", error.message);
     let told = soon("notifications/cancelled", hears.recv()).await.unwrap();
     assert_eq!(told, ("cancelled", called));
     // Nor is the server left working for a caller that has gone.
@@ -400,7 +400,5 @@ async fn a_stop_during_a_start_does_not_wait_for_it() {
     soon("the stop", upstream.stop("changed my mind")).await;
     soon("settled", upstream.settled()).await;
     assert!(waiting.await.unwrap().message.contains("changed my mind"));
-    tokio::time::timeout(Duration::from_secs(1), upstream.stop("again"))
-        .await
-        .unwrap();
+    soon("the second stop", upstream.stop("again")).await;
 }

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 /// Nothing in these tests takes this long.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
@@ -409,7 +409,7 @@ pub fn inside() -> Origin {
 /// A stdio definition of the test server, merged with `more`.
 pub fn server(id: &str, more: Value) -> Value {
     let mut base = json!({"id":id,"kind":"mcp","transport":"stdio","command":program(),
-        "timeouts":{"startupMs":15000,"requestMs":15000}});
+        "timeouts":{"startupMs":60000,"requestMs":60000}});
     base.as_object_mut()
         .unwrap()
         .extend(more.as_object().unwrap().clone());

@@ -44,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 use server::ToolServer;
 
 /// Nothing in these tests takes this long.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
@@ -180,14 +180,14 @@ pub fn program() -> PathBuf {
 /// A stdio definition of the test server, merged with `more`.
 pub fn stdio(more: Value) -> Value {
     let base = json!({"id":"srv","kind":"mcp","transport":"stdio","command":program(),
-        "timeouts":{"startupMs":15000,"requestMs":15000}});
+        "timeouts":{"startupMs":60000,"requestMs":60000}});
     merged(base, more)
 }
 
 /// A definition of something that listens, merged with `more`.
 pub fn at(transport: &str, endpoint: impl std::fmt::Display, more: Value) -> Value {
     let base = json!({"id":"srv","kind":"mcp","transport":transport,"endpoint":endpoint.to_string(),
-        "timeouts":{"startupMs":15000,"requestMs":15000}});
+        "timeouts":{"startupMs":60000,"requestMs":60000}});
     merged(base, more)
 }
 
