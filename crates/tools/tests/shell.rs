@@ -125,7 +125,7 @@ async fn past_its_timeout_the_whole_tree_dies() {
         "(echo $$; sh -c 'echo $$ > child; exec sleep 1000') & echo begun; sleep 1000",
     );
     let mut policy = policy(&["sh"]);
-    policy["timeoutMs"] = json!(1_500);
+    policy["timeoutMs"] = json!(5_000);
     world.builtin(policy).await;
     let child = Told::at(&world, "child");
     let (result, child) = tokio::join!(world.it(json!({"argv":["sh","f.sh"]})), child.pid());
