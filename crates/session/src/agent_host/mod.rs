@@ -46,7 +46,7 @@ use crate::config::{SessionConfig, Voice};
 const SERVER_NAME: &str = "oubliette";
 
 /// How long an agent that closed its output has to exit and be read to the end.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// What an agent is started with.
 pub(crate) struct Start {
