@@ -219,7 +219,7 @@ async fn comes_to(world: &World, session: &SessionId, tool: &str, wanted: Result
         if got.as_deref().map_err(|code| *code) == wanted {
             return;
         }
-        let changed = tokio::time::timeout(std::time::Duration::from_secs(20), changes.changed()).await;
+        let changed = tokio::time::timeout(std::time::Duration::from_secs(60), changes.changed()).await;
         assert!(changed.is_ok(), "{tool}: {got:?}, not {wanted:?}");
     }
 }

@@ -131,12 +131,13 @@ async fn an_agent_that_ignores_cancel_is_killed_and_started_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_cannot_start_fails_the_session_with_its_last_words() {
-    let world = World::with(|config| config.initialize_timeout = Duration::from_secs(4)).await;
-    for (how, words) in [
-        ("dies", "oops, no licence"),
-        ("mute", "did not answer initialize"),
-        ("rubbish", "not ACP"),
-        ("flood", "line longer"),
+    let hasty = World::with(|config| config.initialize_timeout = Duration::from_secs(2)).await;
+    let world = World::new().await;
+    for (world, how, words) in [
+        (&world, "dies", "oops, no licence"),
+        (&hasty, "mute", "did not answer initialize"),
+        (&world, "rubbish", "not ACP"),
+        (&world, "flood", "line longer"),
     ] {
         let error = world.start(how, "say hi").await.unwrap_err();
         assert!(
