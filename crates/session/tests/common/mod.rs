@@ -24,7 +24,7 @@ use oubliette_session::{
     Asker, Children, Deps, EventsQuery, KeyMinter, MessageReply, MessageRequest, Programs, RelayDoor,
     SessionConfig, Sessions, Wait, WorkspaceChoice, WorkspaceMaker,
 };
-use oubliette_store::{ProjectRow, Store, WorkspaceRow};
+use oubliette_store::{OpenError, ProjectRow, Store, WorkspaceRow};
 use oubliette_tools::{CallContext, Origin, OwnTools, Permit, ProcessEnvironment, Trust};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
@@ -103,7 +103,14 @@ impl World {
     async fn open(dir: Arc<tempfile::TempDir>, config: SessionConfig, project: Option<ProjectId>) -> Self {
         let home = Arc::new(Home::at(dir.path().join("home")).unwrap());
         home.create().unwrap();
-        let store = Store::open(&home.database_path()).await.unwrap();
+        let store = loop {
+            match Store::open(&home.database_path()).await {
+                // A process that another test is about to start has the lock of one that was dropped, until
+                // it has become its program.
+                Err(OpenError::InUse(_)) => tokio::task::yield_now().await,
+                opened => break opened.unwrap(),
+            }
+        };
         let library = Library::open(&home).unwrap();
         let client = fake_agent();
         let sandbox = Arc::new(Host::new(client.clone()));
@@ -236,7 +243,7 @@ impl World {
                 session_id: session.clone(),
                 since_index: since,
                 max_events: 1000,
-                wait: Duration::from_secs(20),
+                wait: Duration::from_secs(50),
                 children: Children::Hidden,
             };
             let reply = self.sessions.events(&Principal::owner(), query).await.unwrap();
