@@ -241,7 +241,9 @@ async fn on_the_hosts_network_a_port_serves_its_own_user_and_must_be_free() {
         error.contains(&format!("listening on 127.0.0.1:{port}")),
         "{error}"
     );
-    drop(taken);
+    // Not only dropped: a process that another test is about to start has it too, until it is its program.
+    let taken = std::net::TcpStream::from(OwnedFd::from(taken));
+    taken.shutdown(std::net::Shutdown::Both).unwrap();
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"answered").unwrap();
