@@ -13,12 +13,13 @@ use tokio::time::timeout;
 
 use super::{
     connection::Connection,
+    envelope::read_result,
     fault::{bounded, chain},
     handshake::Link,
     http::HttpError,
     limits,
     straight::Straight,
-    traffic::{Answer, Attached, ForHttp, Reply, read_result},
+    traffic::{Answer, Attached, ForHttp, Reply},
     wire::NotSent,
 };
 use crate::CallContext;

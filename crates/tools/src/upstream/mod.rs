@@ -9,14 +9,16 @@
 //! - [`connection`]: one connection: [`opening`] makes it, with the [`handshake`] of either lifecycle;
 //!   [`calling`] calls tools on it.
 //! - [`stdio`], [`ws`], [`tcp`], [`http`]: how a connection is made; [`lines`], [`tls`]: what they share.
-//! - [`wire`]: a connection as the MCP client wants one; [`traffic`]: what passes over it, looked at;
-//!   [`straight`]: calls that go past the client.
+//! - [`wire`]: a connection as the MCP client wants one; [`traffic`]: what passes over it, looked at, with
+//!   [`envelope`] to tell what it is and [`unasked`] to count floods; [`straight`]: calls that go past the
+//!   client.
 //! - [`listing`]: the tools it has; [`stderr`]: what it said last; [`fault`]: why it is down.
 //! - [`limits`]: how much is put up with; [`latch`]: a value set once.
 
 mod board;
 mod calling;
 mod connection;
+mod envelope;
 mod fault;
 mod handshake;
 mod http;
@@ -32,6 +34,7 @@ mod supervisor;
 mod tcp;
 mod tls;
 mod traffic;
+mod unasked;
 mod wire;
 mod ws;
 

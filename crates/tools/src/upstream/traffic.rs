@@ -6,7 +6,6 @@
 //! counted, so that a flood of it slows down the flooding server and nobody else.
 
 use std::{
-    borrow::Cow,
     collections::HashMap,
     sync::{
         Arc,
@@ -15,20 +14,21 @@ use std::{
 };
 
 use bytes::Bytes;
-use oubliette_protocol::{CatalogId, tool::CallResult};
+use oubliette_protocol::CatalogId;
 use parking_lot::Mutex;
 use rmcp::model::{
     ClientJsonRpcMessage, ClientNotification, GetExtensions, GetMeta, NumberOrString, ServerJsonRpcMessage,
     ServerNotification, ServerResult,
 };
-use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
-use tokio::{
-    sync::{Notify, oneshot},
-    time::Instant,
-};
+use tokio::sync::{Notify, oneshot};
 
-use super::{latch::Latch, limits, wire::NotSent};
+use super::{
+    envelope::{Envelope, READ},
+    latch::Latch,
+    unasked::Unasked,
+    wire::NotSent,
+};
 use crate::{Progress, Secrets, call::ProgressSink};
 
 /// How a server's messages ended.
@@ -115,11 +115,7 @@ impl Traffic {
             next: AtomicI64::new(FIRST_CALL),
             waiting: AtomicUsize::new(0),
             progress: Mutex::default(),
-            unasked: Mutex::new(Unasked {
-                since: Instant::now(),
-                messages: 0,
-                bytes: 0,
-            }),
+            unasked: Mutex::new(Unasked::new()),
             list_changed: Notify::new(),
             ended: Latch::default(),
         })
@@ -394,41 +390,6 @@ impl Traffic {
     }
 }
 
-/// What came in unasked in the current window.
-struct Unasked {
-    since: Instant,
-    messages: u32,
-    bytes: usize,
-}
-
-impl Unasked {
-    fn count(&mut self, bytes: usize) {
-        if self.since.elapsed() >= limits::UNASKED_WINDOW {
-            *self = Self {
-                since: Instant::now(),
-                messages: 0,
-                bytes: 0,
-            };
-        }
-        self.messages += 1;
-        self.bytes += bytes;
-    }
-
-    fn pause(&self) -> Option<Instant> {
-        let over = self.messages > limits::UNASKED_MESSAGES || self.bytes > limits::UNASKED_BYTES;
-        let until = self.since + limits::UNASKED_WINDOW;
-        (over && until > Instant::now()).then_some(until)
-    }
-}
-
-/// Notifications that say something to us or to the client.
-const READ: [&str; 4] = [
-    "notifications/progress",
-    "notifications/message",
-    "notifications/cancelled",
-    "notifications/subscriptions/acknowledged",
-];
-
 /// Whose an answer was.
 enum Settled {
     /// A call's; it has it.
@@ -437,45 +398,6 @@ enum Settled {
     Client(i64),
     /// No answer, or to nothing that is known here.
     No,
-}
-
-/// As much of a message as tells what it is.
-#[derive(Deserialize)]
-struct Envelope<'a> {
-    #[serde(borrow, default)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    method: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    result: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
-}
-
-impl Envelope<'_> {
-    /// Which request of ours it answers, if any. Some servers answer a number with its text.
-    fn answers(&self) -> Option<i64> {
-        match self.method {
-            Some(_) => None,
-            None => self.id?.get().trim_matches('"').parse().ok(),
-        }
-    }
-
-    /// What its error says.
-    fn refusal(&self) -> String {
-        #[derive(Deserialize)]
-        struct Refusal {
-            message: String,
-        }
-        let refusal = self
-            .error
-            .map(|error| serde_json::from_str::<Refusal>(error.get()));
-        match refusal {
-            Some(Ok(refusal)) => refusal.message,
-            Some(Err(_)) => "it refused the call without saying why".into(),
-            None => "it answered with neither a result nor an error".into(),
-        }
-    }
 }
 
 /// Keeps a result as it stands.
@@ -488,42 +410,12 @@ fn came(id: i64) -> ServerJsonRpcMessage {
     ServerJsonRpcMessage::response(ServerResult::empty(()), NumberOrString::Number(id))
 }
 
-/// Reads a call's result, whatever its content blocks are.
-pub(super) fn read_result(text: &[u8]) -> Result<CallResult, String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Wire {
-        #[serde(default)]
-        result_type: Option<String>,
-        #[serde(default)]
-        content: Option<Vec<Value>>,
-        #[serde(default)]
-        structured_content: Option<Value>,
-        #[serde(default)]
-        is_error: Option<bool>,
-    }
-    // A list would be read as the fields in order.
-    if !text.trim_ascii_start().starts_with(b"{") {
-        return Err("it answered with no tool result: no object".into());
-    }
-    let wire: Wire =
-        serde_json::from_slice(text).map_err(|error| format!("it answered with no tool result: {error}"))?;
-    match wire.result_type.as_deref() {
-        None | Some("complete") => Ok(CallResult {
-            content: wire.content.unwrap_or_default(),
-            structured_content: wire.structured_content,
-            is_error: wire.is_error.unwrap_or_default(),
-        }),
-        Some("input_required") => Err("it asks for input, which nobody is there to give".into()),
-        Some(other) => Err(format!(
-            "it answered with a result of type {other:?}, which is not supported"
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::upstream::{envelope::read_result, limits};
     use rmcp::model::{CallToolRequest, CallToolRequestParams, ClientRequest};
     use serde_json::json;
 
@@ -578,26 +470,6 @@ mod tests {
         traffic.sift(passed_on, 0).unwrap();
         assert!(traffic.calls.lock().is_empty());
         assert_eq!(traffic.unasked.lock().messages, 0);
-    }
-
-    #[test]
-    fn what_is_no_result_is_said_to_be_none() {
-        for text in [
-            "[]",
-            "1",
-            r#"{"content":1}"#,
-            r#"{"resultType":"input_required"}"#,
-            r#"{"resultType":"x"}"#,
-        ] {
-            assert!(read_result(text.as_bytes()).is_err(), "{text}");
-        }
-        assert_eq!(read_result(b"{}").unwrap(), CallResult::default());
-        let deep = format!(
-            "{{\"structuredContent\":{}{}}}",
-            "[".repeat(100_000),
-            "]".repeat(100_000)
-        );
-        assert!(read_result(deep.as_bytes()).is_err());
     }
 
     #[test]
