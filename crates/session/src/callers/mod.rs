@@ -273,8 +273,8 @@ impl CallerBook {
         let _ = finished.await;
     }
 
-    /// Makes sure that something looks at the book when its next deadline comes: one task a session,
-    /// and only while calls are open.
+    /// Makes sure that something looks at the book when its next deadline comes: one task a session, from the
+    /// first call on until a deadline comes with none open. A call that ends in time does not wake it.
     fn look_sooner(&self) {
         let mut state = self.state.lock();
         let Some(next) = state.book.next_deadline() else {
