@@ -3,7 +3,7 @@
 //! - [`origin`]: where a workspace's first files come from, checked.
 //! - [`run`]: git with nothing of this machine's configuration, bounded in time and output.
 //! - [`fetch`]: an origin, cloned.
-//! - [`diff`]: what changed since.
+//! - [`mod@diff`]: what changed since.
 
 mod diff;
 mod fetch;
