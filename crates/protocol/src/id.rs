@@ -1,7 +1,11 @@
 //! Ids and names. Each is its own type, made only by parsing, so that a checked name stays checked:
 //! none of them can hold a path separator, a NUL or a character outside ASCII.
 
-use std::{fmt, str::FromStr};
+use std::{
+    fmt,
+    str::FromStr,
+    sync::{Mutex, PoisonError},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -113,21 +117,21 @@ text_id!(
 impl SessionId {
     /// A new id; ids made later sort later.
     pub fn generate() -> Self {
-        Self(format!("gogol_{}", ulid::Ulid::generate()).into())
+        Self(format!("gogol_{}", next_ulid()).into())
     }
 }
 
 impl ProjectId {
-    /// A new id.
+    /// A new id; ids made later sort later.
     pub fn generate() -> Self {
-        Self(format!("proj_{}", ulid::Ulid::generate()).into())
+        Self(format!("proj_{}", next_ulid()).into())
     }
 }
 
 impl TokenId {
-    /// A new id.
+    /// A new id; ids made later sort later.
     pub fn generate() -> Self {
-        Self(format!("tok_{}", ulid::Ulid::generate()).into())
+        Self(format!("tok_{}", next_ulid()).into())
     }
 }
 
@@ -143,6 +147,14 @@ impl RequestId {
     pub fn generate() -> Self {
         Self(uuid::Uuid::new_v4().to_string().into())
     }
+}
+
+/// The next ULID of this process. Those of one millisecond come in order too: lists are sorted by them.
+fn next_ulid() -> ulid::Ulid {
+    static LAST: Mutex<ulid::Generator> = Mutex::new(ulid::Generator::new());
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    last.generate()
+        .unwrap_or_else(ulid::Overflow::commit_overflow_increment)
 }
 
 fn prefixed_ulid(text: &str, prefix: &str) -> std::result::Result<(), String> {
@@ -216,6 +228,12 @@ mod tests {
         assert!(TokenId::generate().as_str().parse::<TokenId>().is_ok());
         assert!(WorkspaceId::generate().as_str().parse::<WorkspaceId>().is_ok());
         assert!(RequestId::generate().as_str().parse::<RequestId>().is_ok());
+    }
+
+    #[test]
+    fn ids_made_later_sort_later() {
+        let made: Vec<_> = (0..10_000).map(|_| SessionId::generate()).collect();
+        assert!(made.is_sorted_by(|a, b| a < b));
     }
 
     #[test]

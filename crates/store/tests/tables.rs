@@ -279,7 +279,8 @@ async fn pages_cover_a_list_once() {
 async fn workspaces_are_listed_oldest_first() {
     let fixture = Fixture::new().await;
     let (owner, other) = (fixture.project("p").await, fixture.project("q").await);
-    let at = now();
+    // After the one it was made with.
+    let at = now() + std::time::Duration::from_millis(1);
     for i in 0..5 {
         // All in one millisecond: the id decides, and the cursor still finds its place.
         let row = WorkspaceRow {
