@@ -246,9 +246,12 @@ async fn on_the_hosts_network_a_port_serves_its_own_user_and_must_be_free() {
     taken.shutdown(std::net::Shutdown::Both).unwrap();
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
+        // All of it: one that leaves something unread hangs up on the other, whatever it has said.
+        stream.read_to_end(&mut Vec::new()).unwrap();
         stream.write_all(b"answered").unwrap();
     });
-    assert!(rig.run(spec(&rig)).await.out.contains("answered"));
+    let outcome = rig.run(spec(&rig)).await;
+    assert!(outcome.out.contains("answered"), "{outcome:?}");
     server.join().unwrap();
 }
 
