@@ -13,7 +13,7 @@ use futures::future::join_all;
 use oubliette_protocol::{CatalogId, Result, agent::AgentDefinition, catalog::ToolDefinition};
 
 use super::{Context, Governed, server::Server};
-use crate::upstream::Freed;
+use crate::upstream::Hold;
 
 impl Context {
     /// Applies the tools of an edited definition and catalog: `catalog` holds the entries of `use`, `known`
@@ -49,7 +49,6 @@ impl Context {
             join_all(leaving.into_iter().map(Leaving::end)).await;
             started
         };
-        self.rebuild();
         join_all(started.iter().map(|server| server.settled())).await;
         self.rebuild();
     }
@@ -67,19 +66,19 @@ impl Context {
                 servers.insert(tool.id().clone(), old.clone());
                 continue;
             }
-            let (server, freed) = self.start(tool, old.as_deref());
+            let (server, hold) = self.start(tool, old.as_deref());
             servers.insert(tool.id().clone(), server.clone());
             started.push(server);
             leaving.extend(old.map(|server| Leaving {
                 server,
                 why: "its definition changed",
-                freed,
+                hold,
             }));
         }
         leaving.extend(before.into_values().map(|server| Leaving {
             server,
             why: "the agent does not use it any more",
-            freed: None,
+            hold: None,
         }));
         (leaving, started)
     }
@@ -89,13 +88,13 @@ impl Context {
 struct Leaving {
     server: Arc<Server>,
     why: &'static str,
-    /// What its successor waits for.
-    freed: Option<Freed>,
+    /// Its successor starts when this is dropped.
+    hold: Option<Hold>,
 }
 
 impl Leaving {
     async fn end(self) {
         self.server.stop(self.why).await;
-        drop(self.freed);
+        drop(self.hold);
     }
 }

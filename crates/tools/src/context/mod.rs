@@ -36,7 +36,7 @@ use crate::{
     CallContext, DebugSink, Environment, Permit, Secrets, Trust,
     allow::Rules,
     registry::{Entry, Offer, Registry},
-    upstream::Freed,
+    upstream::Hold,
 };
 
 use self::{server::Server, sink::MaskingSink};
@@ -138,7 +138,7 @@ impl Context {
     }
 
     /// Starts one entry and follows its changes from the first one on.
-    fn start(&self, tool: &Arc<ToolDefinition>, before: Option<&Server>) -> (Arc<Server>, Option<Freed>) {
+    fn start(&self, tool: &Arc<ToolDefinition>, before: Option<&Server>) -> (Arc<Server>, Option<Hold>) {
         self.spec
             .trust
             .gather_secrets(tool, &*self.spec.env, &self.secrets);

@@ -14,7 +14,7 @@ use crate::{
     CallContext, Permit, Secrets,
     builtin::{Builtin, Place},
     registry::{Offer, ToolInfo},
-    upstream::{Freed, Upstream, UpstreamSpec, UpstreamTool},
+    upstream::{Hold, Upstream, UpstreamSpec, UpstreamTool},
 };
 
 use super::{BuildSpec, Context};
@@ -46,14 +46,14 @@ struct Offered {
 
 impl Server {
     /// Starts it; an MCP server is under way when this returns. One that takes the place of another server
-    /// begins when what comes with it is dropped.
+    /// begins when the hold is dropped.
     pub(super) fn start(
         tool: &Arc<ToolDefinition>,
         spec: &BuildSpec,
         context: Weak<Context>,
         before: Option<&Server>,
-    ) -> (Arc<Self>, Option<Freed>) {
-        let mut freed = None;
+    ) -> (Arc<Self>, Option<Hold>) {
+        let mut hold = None;
         let body = match &**tool {
             ToolDefinition::Builtin(definition) => {
                 let place = Place {
@@ -83,7 +83,7 @@ impl Server {
                 let upstream = match before.map(|before| &before.body) {
                     Some(Body::Upstream { upstream: before, .. }) => {
                         let (upstream, place) = before.succeed(spec);
-                        freed = Some(place);
+                        hold = Some(place);
                         upstream
                     }
                     Some(Body::Builtin { .. }) | None => Upstream::start(spec),
@@ -100,7 +100,7 @@ impl Server {
             definition: tool.clone(),
             body,
         });
-        (server, freed)
+        (server, hold)
     }
 
     pub(super) fn id(&self) -> &CatalogId {

@@ -90,8 +90,8 @@ pub struct Upstream {
     _held: DropGuard,
 }
 
-/// That a server holds up its successor. Dropped when nothing of it is left.
-pub(crate) struct Freed {
+/// Holds up the start of a successor, until it is dropped.
+pub(crate) struct Hold {
     _sender: oneshot::Sender<()>,
 }
 
@@ -101,13 +101,13 @@ impl Upstream {
         Self::start_with(spec, Arc::from([]), None)
     }
 
-    /// Starts a server in the place of this one, as soon as `freed` is dropped. Until it has listed its own
+    /// Starts a server in the place of this one, as soon as the hold is dropped. Until it has listed its own
     /// tools it shows those of this one, and who calls them waits for it.
-    pub(crate) fn succeed(&self, spec: UpstreamSpec) -> (Arc<Self>, Freed) {
-        let (freed, place) = oneshot::channel();
+    pub(crate) fn succeed(&self, spec: UpstreamSpec) -> (Arc<Self>, Hold) {
+        let (hold, place) = oneshot::channel();
         (
             Self::start_with(spec, self.tools(), Some(place)),
-            Freed { _sender: freed },
+            Hold { _sender: hold },
         )
     }
 
