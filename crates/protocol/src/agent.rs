@@ -47,12 +47,11 @@ pub struct AgentDefinition {
 }
 
 /// What runs an agent.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Runtime {
-    /// `oubliette-agent`.
-    #[default]
-    Builtin,
+    /// `oubliette-agent`. With braces: of a bare variant serde would let any field pass.
+    Builtin {},
     /// Any ACP agent.
     Acp {
         /// Program and arguments.
@@ -64,6 +63,12 @@ pub enum Runtime {
         #[serde(default)]
         read_only: Vec<String>,
     },
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self::Builtin {}
+    }
 }
 
 /// How an agent's own permission requests are answered.
@@ -324,7 +329,7 @@ mod tests {
     #[test]
     fn the_least_agent_has_a_name_and_a_prompt() {
         let agent = parse("").unwrap();
-        assert_eq!(agent.runtime, Runtime::Builtin);
+        assert_eq!(agent.runtime, Runtime::Builtin {});
         assert_eq!(agent.sandbox.network, Network::None);
         assert!(
             AgentDefinition::parse(r#"{"name":"W"}"#)
@@ -364,6 +369,11 @@ mod tests {
                 r#","tools":{"use":["a"],"aliases":{"r":"@a/x","r":"@a/y"}}"#,
                 "tools.aliases",
                 "twice",
+            ),
+            (
+                r#","runtime":{"kind":"builtin","model":"x"}"#,
+                "runtime",
+                "unknown field",
             ),
             (
                 r#","runtime":{"kind":"acp","command":[]}"#,

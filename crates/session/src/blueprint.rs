@@ -55,7 +55,7 @@ impl Blueprint {
             .transpose()?;
         let ceiling = Ceiling::above(deps, session).await?;
         let read_only = match &definition.runtime {
-            Runtime::Builtin => Vec::new(),
+            Runtime::Builtin {} => Vec::new(),
             Runtime::Acp { read_only, .. } => {
                 let within = read_only
                     .iter()
@@ -137,7 +137,7 @@ impl Ceiling {
             ceiling.network = ceiling.network.min(network);
             let shown = match definition.as_ref().map(|above| &above.runtime) {
                 Some(Runtime::Acp { read_only, .. }) => read_only.clone(),
-                Some(Runtime::Builtin) | None => Vec::new(),
+                Some(Runtime::Builtin {}) | None => Vec::new(),
             };
             let kept = match ceiling.read_only.take() {
                 None => shown,

@@ -106,7 +106,7 @@ pub(crate) fn surroundings(
     let mut config_file = None;
     match &definition.runtime {
         Runtime::Acp { env: more, .. } => expand(more)?,
-        Runtime::Builtin => {
+        Runtime::Builtin {} => {
             let config = json!({
                 "prompt": definition.prompt,
                 "model": definition.model,

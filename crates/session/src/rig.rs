@@ -219,7 +219,7 @@ async fn introduced(site: &Site, plan: &Blueprint) -> Result<Host> {
         memory: MemoryDesk::new(deps.store.clone(), site.session.clone(), plan.agent().clone()),
         client_env: around.client.clone(),
         prompt: match plan.entry.definition.runtime {
-            Runtime::Builtin => None,
+            Runtime::Builtin {} => None,
             Runtime::Acp { .. } => Some(plan.entry.definition.prompt.clone()),
         },
         spec: spec(site, plan, ports, around, &home),
@@ -238,7 +238,7 @@ async fn introduced(site: &Site, plan: &Blueprint) -> Result<Host> {
 fn spec(site: &Site, plan: &Blueprint, ports: Ports, around: Surroundings, home: &Path) -> Spec {
     let deps = &site.deps;
     let (argv, mut mounts) = match &plan.entry.definition.runtime {
-        Runtime::Builtin => (
+        Runtime::Builtin {} => (
             vec![AGENT_PROGRAM.to_owned()],
             vec![Mount::read_only(&deps.programs.agent, AGENT_PROGRAM)],
         ),

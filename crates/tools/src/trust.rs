@@ -215,7 +215,7 @@ impl Trust {
             self.check_env_references(value)?;
         }
         match &agent.runtime {
-            Runtime::Builtin => Ok(()),
+            Runtime::Builtin {} => Ok(()),
             Runtime::Acp {
                 command: _,
                 env,
