@@ -8,8 +8,9 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::{
+    express::{Calling, Reach},
     link::Link,
-    outcome::{answered, away, failed},
+    outcome::{Source, answered, away, failed},
     patience::Beat,
     registry::{Registry, Route},
 };
@@ -23,8 +24,8 @@ pub(crate) struct Calls {
 
 /// What came of a call.
 pub(crate) enum Answer {
-    /// The server's answer by this route, not yet looked into.
-    Given(Route, Box<RawValue>),
+    /// The answer from there, not yet looked into.
+    Given(Source, Box<RawValue>),
     /// There is none: a result that says why.
     None(CallResult),
 }
@@ -32,8 +33,8 @@ pub(crate) enum Answer {
 impl Answer {
     pub(crate) fn result(self) -> CallResult {
         match self {
-            Answer::Given(route, raw) => match serde_json::from_str(raw.get()) {
-                Ok(value) => answered(&route, value),
+            Answer::Given(source, raw) => match serde_json::from_str(raw.get()) {
+                Ok(value) => answered(source, value),
                 Err(why) => failed(CallError::BadAnswer(why.to_string())),
             },
             Answer::None(result) => result,
@@ -80,10 +81,11 @@ impl Calls {
             }
             None => Err(away(self.link.socket())),
         };
+        let source = route.source();
         async move {
             match asked {
                 Ok(asked) => match asked.answer().await {
-                    Ok(raw) => Answer::Given(route, raw),
+                    Ok(raw) => Answer::Given(source, raw),
                     Err(why) => Answer::None(failed(why)),
                 },
                 Err(refused) => Answer::None(refused),
@@ -114,5 +116,24 @@ impl Calls {
                 (method::OUBLIETTE_CALL_TOOL, params)
             }
         }
+    }
+}
+
+impl Reach for Calls {
+    fn call(
+        &self,
+        name: &str,
+        arguments: &RawValue,
+        options: CallOptions,
+    ) -> Option<Calling<impl Future<Output = Answer> + Send + 'static + use<>>> {
+        Some(Calling {
+            answer: self.start(name, arguments, options),
+            // Dropping it is enough.
+            stop: None,
+        })
+    }
+
+    fn beat(&self) -> &Beat {
+        &self.beat
     }
 }

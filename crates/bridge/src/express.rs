@@ -20,13 +20,14 @@ use rmcp::model::{ProgressNotificationParam, ProgressToken, ProtocolVersion, Req
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 use tokio::task::AbortHandle;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    call::{Answer, Calls},
+    call::Answer,
+    journal::{Journal, Note},
     out::Out,
     outcome::{as_it_stands, to_mcp},
-    patience::{Reports, Tell, patiently},
+    patience::{Beat, Reports, Tell, patiently},
 };
 
 /// Which way a line goes.
@@ -38,24 +39,81 @@ pub(crate) enum Way {
     Long,
 }
 
+/// Where the calls of a lane lead.
+pub(crate) trait Reach: Send + Sync + 'static {
+    /// Starts a call; none when it is not one for the lane. Name and arguments are read at once.
+    fn call(
+        &self,
+        name: &str,
+        arguments: &RawValue,
+        options: CallOptions,
+    ) -> Option<Calling<impl Future<Output = Answer> + Send + 'static + use<Self>>>;
+
+    /// The clock of those who wait.
+    fn beat(&self) -> &Beat;
+}
+
+/// A call under way.
+pub(crate) struct Calling<F> {
+    pub(crate) answer: F,
+    /// How it is given up; without it, by dropping the future.
+    pub(crate) stop: Option<CancellationToken>,
+}
+
 /// The calls that go the short way.
-pub(crate) struct Lane {
-    calls: Arc<Calls>,
+pub(crate) struct Lane<C> {
+    calls: Arc<C>,
     out: Arc<Out>,
     /// Whether the agent and the library have agreed on a revision whose calls and results are plain.
     agreed: AtomicBool,
-    open: Mutex<HashMap<RequestId, AbortHandle>>,
+    open: Mutex<HashMap<RequestId, Open>>,
     tasks: TaskTracker,
+    /// Who only stands by hears whether a handshake has begun.
+    overheard: Option<AtomicBool>,
+    journal: Option<Arc<Journal>>,
 }
 
-impl Lane {
-    pub(crate) fn new(calls: Arc<Calls>, out: Arc<Out>) -> Arc<Self> {
+/// An open call.
+struct Open {
+    task: AbortHandle,
+    /// How it is given up; without it, by ending the task.
+    stop: Option<CancellationToken>,
+    note: Option<Note>,
+}
+
+impl Open {
+    fn give_up(self) {
+        match self.stop {
+            Some(stop) => stop.cancel(),
+            None => self.task.abort(),
+        }
+    }
+}
+
+impl<C: Reach> Lane<C> {
+    pub(crate) fn new(calls: Arc<C>, out: Arc<Out>) -> Arc<Self> {
+        Self::made(calls, out, None, None)
+    }
+
+    /// One between an agent and its client: it hears what they agree on, and its open calls are noted.
+    pub(crate) fn between(calls: Arc<C>, out: Arc<Out>, journal: Arc<Journal>) -> Arc<Self> {
+        Self::made(calls, out, Some(AtomicBool::new(false)), Some(journal))
+    }
+
+    fn made(
+        calls: Arc<C>,
+        out: Arc<Out>,
+        overheard: Option<AtomicBool>,
+        journal: Option<Arc<Journal>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             calls,
             out,
             agreed: AtomicBool::new(false),
             open: Mutex::default(),
             tasks: TaskTracker::new(),
+            overheard,
+            journal,
         })
     }
 
@@ -69,9 +127,23 @@ impl Lane {
         self.agreed.store(older, Ordering::Relaxed);
     }
 
+    /// A handshake that passes by opens the lane when it is done: only older revisions have one.
+    fn overhear(&self, line: &[u8], begun: &AtomicBool) {
+        match method(line).as_deref() {
+            Some("initialize") => begun.store(true, Ordering::Relaxed),
+            Some("notifications/initialized") if begun.load(Ordering::Relaxed) => {
+                self.agreed.store(true, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+    }
+
     /// Takes a line that may go by the lane. This is the one place that decides.
     pub(crate) fn take(self: &Arc<Self>, line: &[u8]) -> Way {
         if !self.agreed.load(Ordering::Relaxed) {
+            if let Some(overheard) = &self.overheard {
+                self.overhear(line, overheard);
+            }
             return Way::Long;
         }
         let Some(request) = Request::read(line) else {
@@ -83,21 +155,37 @@ impl Lane {
         if open.contains_key(&request.id) {
             return Way::Long;
         }
+        let note = match &self.journal {
+            Some(journal) => match journal.note(&request.id) {
+                Some(note) => Some(note),
+                None => return Way::Long,
+            },
+            None => None,
+        };
         let id = request.id.clone();
-        let task = match request.token.clone() {
-            None => {
-                let calling = self.start(&request, CallOptions::default());
-                self.tasks.spawn(self.clone().answer(request.id, calling))
-            }
+        let opened = match request.token.clone() {
+            None => self.call(&request, CallOptions::default()).map(|calling| {
+                let task = self.clone().answer(request.id, calling.answer);
+                (self.tasks.spawn(task), calling.stop)
+            }),
             Some(token) => {
                 let reports = Arc::new(Reports::default());
-                let calling = self.start(&request, reports.hear(CallOptions::default()));
-                let (out, beat) = (self.out.clone(), self.calls.beat.clone());
-                let calling = async move { patiently(calling, token, &reports, &beat, &*out).await };
-                self.tasks.spawn(self.clone().answer(request.id, calling))
+                let calling = self.call(&request, reports.hear(CallOptions::default()));
+                calling.map(|calling| {
+                    let (out, beat) = (self.out.clone(), self.calls.beat().clone());
+                    let answer =
+                        async move { patiently(calling.answer, token, &reports, &beat, &*out).await };
+                    let task = self.clone().answer(request.id, answer);
+                    (self.tasks.spawn(task), calling.stop)
+                })
             }
         };
-        open.insert(id, task.abort_handle());
+        let Some((task, stop)) = opened else {
+            self.strike(note);
+            return Way::Long;
+        };
+        let task = task.abort_handle();
+        open.insert(id, Open { task, stop, note });
         Way::Lane
     }
 
@@ -109,22 +197,41 @@ impl Lane {
         let _ = self.out.written(self.out.mark()).await;
     }
 
-    fn start(&self, request: &Request<'_>, options: CallOptions) -> impl Future<Output = Answer> + use<> {
-        self.calls.start(&request.name, request.arguments, options)
+    /// The lines that were here have been taken.
+    pub(crate) fn taken(&self) {
+        if let Some(journal) = &self.journal {
+            journal.save();
+        }
+    }
+
+    /// Gives every call up. What was noted of them stays.
+    pub(crate) fn give_up(&self) {
+        let open = std::mem::take(&mut *self.open.lock());
+        open.into_values().for_each(Open::give_up);
+    }
+
+    fn call(
+        &self,
+        request: &Request<'_>,
+        options: CallOptions,
+    ) -> Option<Calling<impl Future<Output = Answer> + Send + 'static + use<C>>> {
+        self.calls.call(&request.name, request.arguments, options)
     }
 
     async fn answer(self: Arc<Self>, id: RequestId, calling: impl Future<Output = Answer>) {
         let answer = calling.await;
-        if !self.close(&id) {
+        // An agent that does not read has its answers wait where they are.
+        std::future::poll_fn(|context| self.out.poll_room(context)).await;
+        let Some(Open { note, .. }) = self.close(&id) else {
             return;
-        }
+        };
         let appended = match answer {
-            Answer::Given(route, raw) if as_it_stands(&route, &raw) => respond(&self.out, &id, &*raw),
+            Answer::Given(source, raw) if as_it_stands(source, &raw) => respond(&self.out, note, &id, &*raw),
             // Revisions of the lane have no `resultType`.
             other => {
                 let mut result = to_mcp(other.result(), None);
                 result.result_type = None;
-                respond(&self.out, &id, &result)
+                respond(&self.out, note, &id, &result)
             }
         };
         if let Err(why) = appended {
@@ -132,23 +239,31 @@ impl Lane {
         }
     }
 
-    /// Ends this task's call; false when it has been cancelled, and its id may be another's.
-    fn close(&self, id: &RequestId) -> bool {
+    /// Ends this task's call; none when it has been cancelled, and its id may be another's.
+    fn close(&self, id: &RequestId) -> Option<Open> {
         let mut open = self.open.lock();
         let mine = open
             .get(id)
-            .is_some_and(|task| Some(task.id()) == tokio::task::try_id());
-        mine && open.remove(id).is_some()
+            .is_some_and(|call| Some(call.task.id()) == tokio::task::try_id());
+        mine.then(|| open.remove(id)).flatten()
     }
 
-    /// A cancelled call is dropped, which tells the server, and never answered.
+    /// A cancelled call is given up, which tells the server, and never answered.
     fn hear(&self, line: &[u8]) {
         if self.open.lock().is_empty() {
             return;
         }
         let Some(id) = cancelled(line) else { return };
-        if let Some(task) = self.open.lock().remove(&id) {
-            task.abort();
+        let call = self.open.lock().remove(&id);
+        if let Some(mut call) = call {
+            self.strike(call.note.take());
+            call.give_up();
+        }
+    }
+
+    fn strike(&self, note: Option<Note>) {
+        if let Some(journal) = &self.journal {
+            journal.strike(note);
         }
     }
 }
@@ -234,6 +349,16 @@ fn request_id(raw: &str) -> Option<RequestId> {
     }
 }
 
+fn method(line: &[u8]) -> Option<Cow<'_, str>> {
+    #[derive(Deserialize)]
+    struct Message<'a> {
+        #[serde(borrow)]
+        method: Cow<'a, str>,
+    }
+    let message: Message<'_> = serde_json::from_slice(line).ok()?;
+    Some(message.method)
+}
+
 /// The request a line cancels, if that is what it does.
 fn cancelled(line: &[u8]) -> Option<RequestId> {
     #[derive(Deserialize)]
@@ -257,7 +382,13 @@ fn cancelled(line: &[u8]) -> Option<RequestId> {
     Some(about.request_id)
 }
 
-fn respond(out: &Out, id: &RequestId, result: &(impl Serialize + ?Sized)) -> io::Result<()> {
+/// Appends the answer to a request.
+pub(crate) fn respond(
+    out: &Out,
+    note: Option<Note>,
+    id: &RequestId,
+    result: &(impl Serialize + ?Sized),
+) -> io::Result<()> {
     #[derive(Serialize)]
     struct Response<'a, R: ?Sized> {
         jsonrpc: &'static str,
@@ -269,7 +400,7 @@ fn respond(out: &Out, id: &RequestId, result: &(impl Serialize + ?Sized)) -> io:
         id,
         result,
     };
-    out.append(|bytes| line(bytes, &response)).map(drop)
+    out.append_noted(note, |bytes| line(bytes, &response)).map(drop)
 }
 
 impl Tell for Out {

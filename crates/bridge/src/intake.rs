@@ -9,16 +9,17 @@ use std::{
 
 use oubliette_protocol::relay::MAX_LINE;
 use tokio::io::{AsyncRead, ReadBuf};
+use tokio_util::sync::CancellationToken;
 
-use crate::express::{Lane, Way};
+use crate::express::{Lane, Reach, Way};
 
 /// How much is read at once.
 const CHUNK: usize = 32 * 1024;
 
 /// A stream without the lines that went by the lane.
-pub(crate) struct Intake<R> {
+pub(crate) struct Intake<R, C> {
     inner: R,
-    lane: Arc<Lane>,
+    lane: Arc<Lane<C>>,
     chunk: Box<[u8]>,
     /// The beginning of a line whose end is not here yet.
     line: Vec<u8>,
@@ -28,6 +29,7 @@ pub(crate) struct Intake<R> {
     rest: Vec<u8>,
     gone: usize,
     end: End,
+    ended: CancellationToken,
 }
 
 /// How the stream ends. The end is told once the lane's calls have been answered, as the library's own
@@ -38,18 +40,29 @@ enum End {
     Told,
 }
 
-impl<R> Intake<R> {
-    pub(crate) fn new(inner: R, lane: Arc<Lane>) -> Self {
+impl<R, C: Reach> Intake<R, C> {
+    pub(crate) fn new(inner: R, lane: Arc<Lane<C>>) -> Self {
+        Self::with_chunk(inner, lane, CHUNK)
+    }
+
+    /// The same, reading so much at once.
+    pub(crate) fn with_chunk(inner: R, lane: Arc<Lane<C>>, chunk: usize) -> Self {
         Self {
             inner,
             lane,
-            chunk: vec![0; CHUNK].into(),
+            chunk: vec![0; chunk].into(),
             line: Vec::new(),
             long: false,
             rest: Vec::new(),
             gone: 0,
             end: End::NotYet,
+            ended: CancellationToken::new(),
         }
+    }
+
+    /// Fires when the stream has ended; its end is told later.
+    pub(crate) fn ended(&self) -> CancellationToken {
+        self.ended.clone()
     }
 
     /// Sorts what was read.
@@ -80,6 +93,7 @@ impl<R> Intake<R> {
             true => self.rest.extend_from_slice(chunk),
             false => self.line.extend_from_slice(chunk),
         }
+        self.lane.taken();
         if self.line.len() > MAX_LINE {
             self.rest.append(&mut self.line);
             self.long = true;
@@ -101,7 +115,7 @@ impl<R> Intake<R> {
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Intake<R> {
+impl<R: AsyncRead + Unpin, C: Reach> AsyncRead for Intake<R, C> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -126,6 +140,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Intake<R> {
             let polled = ready!(Pin::new(&mut this.inner).poll_read(context, &mut chunk));
             let read = chunk.filled().len();
             if polled.is_err() || read == 0 {
+                this.ended.cancel();
                 let lane = this.lane.clone();
                 this.rest.append(&mut this.line);
                 this.end = End::LastCalls(Box::pin(async move { lane.finished().await }));

@@ -1,39 +1,9 @@
-//! `oubliette-client`: the one MCP server inside a sandbox.
-//!
-//! The agent speaks MCP to it on stdin and stdout; it speaks JSON-RPC to the server over the relay
-//! socket. It decides nothing: which tools there are and who may call them is the server's word, asked
-//! for anew on every call.
-//!
-//! In the order data flows:
-//!
-//! - [`stdio`]: the agent's end: bytes in and out, and the moment the agent is gone.
-//! - [`intake`]: the agent's lines: those the express lane takes, and the rest as the MCP library reads it.
-//! - [`express`]: the short way of an ordinary tool call, past the MCP library; what may take it.
-//! - [`mcp`]: everything else of MCP, for both lifecycles: handshakes, lists, unusual calls, change notices.
-//! - [`call`]: one tool call, by either way: where its name leads, what the server is asked.
-//! - [`patience`]: what an agent that asked for progress hears meanwhile.
-//! - [`registry`]: the tools as they are now, and what a name means.
-//! - [`link`]: the server's end: connecting, learning the tools, coming back after a loss.
-//! - [`outcome`]: an answer of the relay as MCP sees it.
-//! - [`out`]: lines on their way to the agent, in as few writes as can be.
+//! `oubliette-client`: the one MCP server inside a sandbox. The library of the same name says how.
 //!
 //! The same binary is the sandbox's first process (`oubliette-client sandbox-init`), so that a sandbox
 //! needs one program of ours only. That mode runs before any runtime or thread exists.
 
-#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
-
-mod call;
-mod express;
-mod intake;
-mod link;
-mod mcp;
-mod out;
-mod outcome;
-mod patience;
-mod registry;
-mod stdio;
-
-use std::{ffi::OsString, process::ExitCode, sync::Arc};
+use std::{ffi::OsString, process::ExitCode};
 
 use oubliette_protocol::relay::{KEY_ENV, SOCKET_ENV, SOCKET_PATH};
 
@@ -81,16 +51,8 @@ fn serve() -> ExitCode {
     };
     let socket = std::env::var_os(SOCKET_ENV).filter(|path| !path.is_empty());
     let socket = socket.unwrap_or_else(|| OsString::from(SOCKET_PATH));
-    let key = std::env::var(KEY_ENV)
-        .ok()
-        .filter(|key| !key.is_empty())
-        .map(link::Key::new);
-    let code = runtime.block_on(async move {
-        let registry = Arc::new(registry::Registry::default());
-        let link = link::Link::start(socket.into(), key, registry.clone());
-        let beat = patience::Beat::default();
-        mcp::serve(call::Calls { registry, link, beat }).await
-    });
+    let key = std::env::var(KEY_ENV).ok().filter(|key| !key.is_empty());
+    let code = runtime.block_on(oubliette_bridge::serve(socket.into(), key));
     // A blocking read of stdin may still be under way; nothing of ours waits for it.
     runtime.shutdown_background();
     code

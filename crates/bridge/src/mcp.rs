@@ -34,7 +34,7 @@ use crate::{
     out::{Out, Writer},
     outcome::to_mcp,
     patience::{Reports, Tell, patiently},
-    stdio,
+    stdio::Stdin,
 };
 
 /// How long the first `tools/list` waits to learn the tools.
@@ -43,30 +43,29 @@ const FIRST_LIST: Duration = Duration::from_secs(10);
 /// with a reason: a line past this is dropped, and its sender would wait for ever.
 const LONGEST_LINE: usize = 4 * MAX_LINE;
 /// How long open calls may take to end once the agent has closed stdin.
-const LAST_CALLS: Duration = Duration::from_secs(1);
+pub(crate) const LAST_CALLS: Duration = Duration::from_secs(1);
 
 /// The MCP server.
 pub(crate) struct Bridge {
     calls: Arc<Calls>,
-    lane: Arc<Lane>,
+    lane: Arc<Lane<Calls>>,
     /// A legacy agent hears of changes by plain notifications; one teller is enough.
     telling: AtomicBool,
 }
 
 /// Serves stdin and stdout until the agent is gone.
-pub(crate) async fn serve(calls: Calls) -> ExitCode {
-    let (stdin, stdout, ended) = stdio::open();
+pub(crate) async fn serve(calls: Calls, stdin: Stdin, out: Arc<Out>) -> ExitCode {
     let calls = Arc::new(calls);
-    let out = Out::start(stdout);
     let lane = Lane::new(calls.clone(), out.clone());
     let bridge = Bridge {
         calls,
         lane: lane.clone(),
         telling: AtomicBool::new(false),
     };
+    let intake = Intake::new(stdin, lane);
+    let ended = intake.ended();
     let serving = async {
-        let transport =
-            AsyncRwTransport::new(Intake::new(stdin, lane), Writer(out)).with_max_line_length(LONGEST_LINE);
+        let transport = AsyncRwTransport::new(intake, Writer(out)).with_max_line_length(LONGEST_LINE);
         match bridge.serve(transport).await {
             Ok(running) => wait(running).await,
             Err(ServerInitializeError::ConnectionClosed(_)) => ExitCode::SUCCESS,

@@ -14,19 +14,45 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     sync::Notify,
+    task::AbortHandle,
 };
+
+use crate::journal::{Journal, Note};
 
 /// How much may wait to be written before no more is read from the agent. Large: an agent may write many
 /// calls before it reads the first answer.
 const BACKLOG: usize = 64 * 1024 * 1024;
+/// What a pipe takes whole.
+const PIPE_BUF: usize = 4096;
 /// The memory an idle buffer keeps.
-const KEPT: usize = 64 * 1024;
+const KEPT: usize = 16 * 1024;
 
 /// The way to the agent.
-#[derive(Default)]
 pub(crate) struct Out {
     state: Mutex<State>,
     more: Notify,
+    backlog: usize,
+    journal: Option<Arc<Journal>>,
+}
+
+/// A stream that may have another behind it.
+pub(crate) trait Outlet: AsyncWrite + Send + Unpin + Sized + 'static {
+    /// What to write to when this one has broken.
+    fn spare(&self) -> Option<Spare<Self>> {
+        None
+    }
+
+    /// How much of what was written here has reached the agent; none when writing is enough.
+    fn arrived(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A stream behind another.
+pub(crate) struct Spare<S> {
+    pub(crate) stream: S,
+    /// Whether the last line may have been cut off.
+    pub(crate) cut: bool,
 }
 
 #[derive(Default)]
@@ -37,6 +63,14 @@ struct State {
     written: u64,
     /// Why nothing can be written any longer.
     broken: Option<io::ErrorKind>,
+    /// The stream is to be left for its spare.
+    left: bool,
+    /// The task that writes.
+    task: Option<AbortHandle>,
+    /// Notes of calls whose answers are in `waiting`.
+    notes: Vec<Note>,
+    /// How many bytes of the client's were ever appended.
+    passed: u64,
     /// To wake when something was taken or written.
     wakers: Vec<Waker>,
 }
@@ -55,17 +89,59 @@ pub(crate) struct Mark(u64);
 
 impl Out {
     /// Starts the task that writes.
-    pub(crate) fn start(io: impl AsyncWrite + Send + Unpin + 'static) -> Arc<Self> {
-        let out = Arc::new(Self::default());
-        tokio::spawn(out.clone().run(io));
+    pub(crate) fn start(io: impl Outlet) -> Arc<Self> {
+        Self::noting(io, BACKLOG, None)
+    }
+
+    /// The same; notes of calls are taken back when their answers are written.
+    pub(crate) fn noting(io: impl Outlet, backlog: usize, journal: Option<Arc<Journal>>) -> Arc<Self> {
+        let out = Arc::new(Self {
+            state: Mutex::default(),
+            more: Notify::new(),
+            backlog,
+            journal,
+        });
+        let task = tokio::spawn(out.clone().run(io));
+        out.state.lock().task = Some(task.abort_handle());
         out
+    }
+
+    /// Appends lines of the client's, which hears how many of them were written.
+    pub(crate) fn pass(&self, lines: &[u8]) {
+        let Ok(_) = self.put(|state| {
+            state.passed += lines.len() as u64;
+            state.waiting.extend_from_slice(lines);
+            Ok::<_, std::convert::Infallible>(())
+        });
+    }
+
+    /// Goes on with the stream's spare; what was being written is written again.
+    pub(crate) fn fall_back(&self) {
+        self.state.lock().left = true;
+        self.more.notify_one();
     }
 
     /// Appends what `fill` writes, or nothing when it fails. It never waits: see [`Out::poll_room`].
     pub(crate) fn append<E>(&self, fill: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Mark, E> {
+        self.append_noted(None, fill)
+    }
+
+    /// The same for the answer to a call that is noted.
+    pub(crate) fn append_noted<E>(
+        &self,
+        note: Option<Note>,
+        fill: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<Mark, E> {
+        self.put(|state| {
+            state.notes.extend(note);
+            fill(&mut state.waiting)
+        })
+    }
+
+    fn put<E>(&self, fill: impl FnOnce(&mut State) -> Result<(), E>) -> Result<Mark, E> {
         let mut state = self.state.lock();
         let before = state.waiting.len();
-        if let Err(why) = fill(&mut state.waiting) {
+        if let Err(why) = fill(&mut state) {
             state.waiting.truncate(before);
             return Err(why);
         }
@@ -76,6 +152,15 @@ impl Out {
             None => self.more.notify_one(),
         }
         Ok(mark)
+    }
+
+    /// Nothing more is written; the stream is let go of.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        state.broken = Some(io::ErrorKind::NotConnected);
+        if let Some(task) = state.task.take() {
+            task.abort();
+        }
     }
 
     /// Everything appended so far.
@@ -103,23 +188,58 @@ impl Out {
     /// Ready unless the agent is far behind with reading: then it is not heard until it has caught up.
     pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
         let mut state = self.state.lock();
-        if state.waiting.len() < BACKLOG {
+        if state.waiting.len() < self.backlog || state.broken.is_some() {
             return Poll::Ready(());
         }
         state.wake_me(context);
         Poll::Pending
     }
 
-    async fn run(self: Arc<Self>, mut io: impl AsyncWrite + Unpin) {
-        let mut batch = Vec::new();
+    async fn run(self: Arc<Self>, mut io: impl Outlet) {
+        let (mut batch, mut notes) = (Vec::new(), Vec::new());
+        let mut kept = Kept::default();
         loop {
             self.more.notified().await;
-            std::mem::swap(&mut batch, &mut self.state.lock().waiting);
-            let writing = async {
-                io.write_all(&batch).await?;
-                io.flush().await
+            let (left, passed) = {
+                let mut state = self.state.lock();
+                std::mem::swap(&mut batch, &mut state.waiting);
+                std::mem::swap(&mut notes, &mut state.notes);
+                (std::mem::take(&mut state.left), state.passed)
             };
-            let broken = writing.await.err().map(|why| why.kind());
+            // Less than this a pipe takes whole or not at all.
+            let large = batch.len() > PIPE_BUF;
+            if large && let Some(journal) = &self.journal {
+                journal.writing(true);
+            }
+            let mut spare = if left { io.spare() } else { None };
+            let mut written = Ok(());
+            if spare.is_none() {
+                written = write(&mut io, &batch).await;
+                // Whoever reads may notice first that the stream has broken, or this does.
+                spare = written.as_ref().err().and_then(|_| io.spare());
+            }
+            if let Some(Spare { stream, cut }) = spare {
+                let mut again = kept.rest(io.arrived());
+                if cut {
+                    again.insert(0, b'\n');
+                }
+                again.extend_from_slice(&batch);
+                io = stream;
+                written = write(&mut io, &again).await;
+            } else if let Some(arrived) = io.arrived() {
+                kept.add(&batch, arrived);
+            }
+            if let Some(journal) = &self.journal {
+                if large {
+                    journal.writing(false);
+                }
+                journal.strike(notes.drain(..));
+                if passed > 0 && written.is_ok() {
+                    journal.passed(passed);
+                }
+                journal.save();
+            }
+            let broken = written.err().map(|why| why.kind());
             let mut state = self.state.lock();
             match broken {
                 None => state.written += batch.len() as u64,
@@ -138,6 +258,40 @@ impl Out {
             }
         }
     }
+}
+
+/// What was written and may not have arrived.
+#[derive(Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    /// How much had arrived before these.
+    before: u64,
+}
+
+impl Kept {
+    fn add(&mut self, bytes: &[u8], arrived: u64) {
+        self.bytes.extend_from_slice(bytes);
+        self.forget(arrived);
+    }
+
+    /// What did not arrive.
+    fn rest(&mut self, arrived: Option<u64>) -> Vec<u8> {
+        self.forget(arrived.unwrap_or_default());
+        std::mem::take(&mut self.bytes)
+    }
+
+    fn forget(&mut self, arrived: u64) {
+        let gone = usize::try_from(arrived.saturating_sub(self.before)).unwrap_or(usize::MAX);
+        let gone = gone.min(self.bytes.len());
+        self.bytes.drain(..gone);
+        self.before += gone as u64;
+        self.bytes.shrink_to(KEPT);
+    }
+}
+
+async fn write(io: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    io.write_all(bytes).await?;
+    io.flush().await
 }
 
 /// The same for one that writes a stream and flushes it after each line.
@@ -167,7 +321,9 @@ impl AsyncWrite for Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::AsyncReadExt;
+    use tokio::io::{AsyncReadExt, DuplexStream};
+
+    impl Outlet for DuplexStream {}
 
     fn line(out: &Out, line: &str) -> Mark {
         out.append(|bytes| {
@@ -256,5 +412,68 @@ mod tests {
         line(&out, "y\n");
         assert!(out.state.lock().waiting.is_empty());
         assert!(Writer(out).write_all(b"z\n").await.is_err());
+    }
+
+    /// The first breaks, the second is behind it.
+    enum Two {
+        First(
+            tokio::io::DuplexStream,
+            Arc<Mutex<Option<tokio::io::DuplexStream>>>,
+        ),
+        Second(tokio::io::DuplexStream),
+    }
+
+    impl AsyncWrite for Two {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            let (Two::First(io, _) | Two::Second(io)) = self.get_mut();
+            Pin::new(io).poll_write(context, bytes)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl Outlet for Two {
+        fn spare(&self) -> Option<Spare<Self>> {
+            let Two::First(_, second) = self else { return None };
+            let stream = Two::Second(second.lock().take().unwrap());
+            Some(Spare { stream, cut: false })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_broke_is_left_for_its_spare_whoever_notices_first() {
+        for reader_first in [false, true] {
+            let (first, gone) = tokio::io::duplex(64);
+            let (second, mut agent) = tokio::io::duplex(64);
+            let out = Out::start(Two::First(first, Arc::new(Mutex::new(Some(second)))));
+            let say = async |text: &'static [u8]| {
+                let appended = out.append(|bytes| {
+                    bytes.extend_from_slice(text);
+                    Ok::<_, io::Error>(())
+                });
+                out.written(appended.unwrap()).await.unwrap();
+            };
+            drop(gone);
+            if reader_first {
+                out.fall_back();
+            }
+            say(b"one\n").await;
+            // Told late, or twice, it changes nothing.
+            out.fall_back();
+            say(b"two\n").await;
+            let mut heard = [0; 8];
+            agent.read_exact(&mut heard).await.unwrap();
+            assert_eq!(&heard, b"one\ntwo\n");
+        }
     }
 }

@@ -6,13 +6,22 @@ use rmcp::model::{CallToolResult, ContentBlock, ProtocolVersion};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use crate::registry::Route;
-
 /// The most a result may take as JSON. Clients drop a longer line without a word, and the call would hang.
 const MOST: usize = MAX_LINE - 64 * 1024;
 
 /// What the frame around a result and `resultType` may take of [`MOST`].
 const FRAME: usize = 64;
+
+/// Where an answer comes from: what shape it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A caller, who answers with any value.
+    Caller,
+    /// The catalog, whose results are MCP's.
+    Catalog,
+    /// Oubliette's own tools and the base tools, which give data.
+    Data,
+}
 
 /// A result of text alone, as MCP writes it.
 #[derive(Deserialize)]
@@ -55,12 +64,12 @@ fn string<'de, D: serde::Deserializer<'de>>(d: D) -> Result<&'de RawValue, D::Er
     }
 }
 
-/// Whether an answer by this route is, as it stands, the result an agent of an older revision is shown.
-pub(crate) fn as_it_stands(route: &Route, raw: &RawValue) -> bool {
-    let shown = match route {
-        Route::Caller { .. } | Route::Agent(_) => true,
-        // Data: shown as text as well.
-        Route::Own(_) | Route::Base(_) => false,
+/// Whether an answer from there is, as it stands, the result an agent of an older revision is shown.
+pub(crate) fn as_it_stands(source: Source, raw: &RawValue) -> bool {
+    let shown = match source {
+        Source::Caller | Source::Catalog => true,
+        // Shown as text as well.
+        Source::Data => false,
     };
     // A reader that also ends lines at a carriage return would be lost.
     shown
@@ -73,15 +82,15 @@ pub(crate) fn as_it_stands(route: &Route, raw: &RawValue) -> bool {
         })
 }
 
-/// What an answer by this route means.
-pub(crate) fn answered(route: &Route, value: Value) -> CallResult {
-    match route {
-        Route::Caller { .. } => CallResult::from_value(value),
-        Route::Agent(_) => match CallResult::deserialize(&value) {
+/// What an answer from there means.
+pub(crate) fn answered(source: Source, value: Value) -> CallResult {
+    match source {
+        Source::Caller => CallResult::from_value(value),
+        Source::Catalog => match CallResult::deserialize(&value) {
             Ok(result) => result,
             Err(_) => CallResult::from_value(value),
         },
-        Route::Own(_) | Route::Base(_) => match value {
+        Source::Data => match value {
             Value::Object(_) => CallResult::data(value),
             other => CallResult::from_value(other),
         },
@@ -163,18 +172,11 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn shown(route: &Route, value: Value, version: ProtocolVersion) -> Value {
-        let mcp = to_mcp(answered(route, value), Some(&version));
+    fn shown(source: Source, value: Value, version: ProtocolVersion) -> Value {
+        let mcp = to_mcp(answered(source, value), Some(&version));
         let mut shown = serde_json::to_value(mcp).unwrap();
         shown.as_object_mut().unwrap().remove("resultType");
         shown
-    }
-
-    fn caller() -> Route {
-        Route::Caller {
-            caller_id: "a".parse().unwrap(),
-            tool: "x".into(),
-        }
     }
 
     #[test]
@@ -182,28 +184,27 @@ mod tests {
         let old = ProtocolVersion::V_2025_06_18;
         let text = |t: &str| json!([{"type":"text","text":t}]);
         assert_eq!(
-            shown(&caller(), json!("hi"), old.clone()),
+            shown(Source::Caller, json!("hi"), old.clone()),
             json!({"content":text("hi"),"isError":false})
         );
         assert_eq!(
-            shown(&caller(), json!([1, 2]), old.clone()),
+            shown(Source::Caller, json!([1, 2]), old.clone()),
             json!({"content":text("[1,2]"),"isError":false})
         );
         assert_eq!(
-            shown(&caller(), Value::Null, old.clone()),
+            shown(Source::Caller, Value::Null, old.clone()),
             json!({"content":text("null"),"isError":false})
         );
         let data = json!({"status":"sent"});
         let want = json!({"content":text(r#"{"status":"sent"}"#),"structuredContent":data,"isError":false});
-        assert_eq!(shown(&caller(), data, old.clone()), want);
+        assert_eq!(shown(Source::Caller, data, old.clone()), want);
         let image = json!({"content":[{"type":"image","data":"aGk=","mimeType":"image/png"},
             {"type":"text","text":"see"}],"isError":true});
-        assert_eq!(shown(&caller(), image.clone(), old), image);
+        assert_eq!(shown(Source::Caller, image.clone(), old), image);
     }
 
     #[test]
     fn what_stands_as_it_is_means_the_same_when_converted() {
-        let agent = Route::Agent("x".into());
         for plain in [
             r#"{"content":[],"isError":false}"#,
             r#"{"content":[{"type":"text","text":"a\n\u00e9"}],"isError":true}"#,
@@ -211,13 +212,12 @@ mod tests {
         ] {
             let raw: &RawValue = serde_json::from_str(plain).unwrap();
             let value: Value = serde_json::from_str(plain).unwrap();
-            for route in [&agent, &caller()] {
-                assert!(as_it_stands(route, raw), "{plain}");
-                let converted = shown(route, value.clone(), ProtocolVersion::V_2025_06_18);
+            for source in [Source::Catalog, Source::Caller] {
+                assert!(as_it_stands(source, raw), "{plain}");
+                let converted = shown(source, value.clone(), ProtocolVersion::V_2025_06_18);
                 assert_eq!(converted, value, "{plain}");
             }
-            assert!(!as_it_stands(&Route::Own("x".into()), raw));
-            assert!(!as_it_stands(&Route::Base("x".into()), raw));
+            assert!(!as_it_stands(Source::Data, raw));
         }
     }
 
@@ -237,26 +237,22 @@ mod tests {
             "{\"content\":[],\r\"isError\":false}",
         ] {
             let raw: &RawValue = serde_json::from_str(other).unwrap();
-            assert!(!as_it_stands(&Route::Agent("x".into()), raw), "{other}");
+            assert!(!as_it_stands(Source::Catalog, raw), "{other}");
         }
         let long = format!(
             r#"{{"content":[{{"type":"text","text":"{}"}}],"isError":false}}"#,
             "a".repeat(MOST)
         );
         let raw: &RawValue = serde_json::from_str(&long).unwrap();
-        assert!(!as_it_stands(&Route::Agent("x".into()), raw));
+        assert!(!as_it_stands(Source::Catalog, raw));
     }
 
     #[test]
     fn structured_content_that_is_no_object_needs_the_new_revision() {
         let value = json!({"content":[],"structuredContent":[1]});
-        let new = shown(
-            &Route::Agent("x".into()),
-            value.clone(),
-            ProtocolVersion::V_2026_07_28,
-        );
+        let new = shown(Source::Catalog, value.clone(), ProtocolVersion::V_2026_07_28);
         assert_eq!(new["structuredContent"], json!([1]));
-        let old = shown(&Route::Agent("x".into()), value, ProtocolVersion::V_2025_06_18);
+        let old = shown(Source::Catalog, value, ProtocolVersion::V_2025_06_18);
         assert_eq!(
             old,
             json!({"content":[{"type":"text","text":"[1]"}],"isError":false})
@@ -266,18 +262,14 @@ mod tests {
     #[test]
     fn an_unknown_kind_of_block_is_not_lost() {
         let value = json!({"content":[{"type":"hologram","beam":1}]});
-        let shown = shown(&caller(), value, ProtocolVersion::V_2025_06_18);
+        let shown = shown(Source::Caller, value, ProtocolVersion::V_2025_06_18);
         assert_eq!(shown["content"][0]["text"], r#"{"type":"hologram","beam":1}"#);
     }
 
     #[test]
     fn own_results_are_data_even_when_they_look_like_content() {
         let value = json!({"content":[]});
-        let shown = shown(
-            &Route::Own("x".into()),
-            value.clone(),
-            ProtocolVersion::V_2025_06_18,
-        );
+        let shown = shown(Source::Data, value.clone(), ProtocolVersion::V_2025_06_18);
         assert_eq!(shown["structuredContent"], value);
     }
 }

@@ -13,6 +13,8 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use crate::outcome::Source;
+
 /// What Oubliette's own tools are called here: `oubliette_<name>`.
 pub(crate) const OWN_PREFIX: &str = "oubliette_";
 
@@ -27,6 +29,17 @@ pub(crate) enum Route {
     Base(String),
     /// Anything else: the server knows the agent's names, aliases and canonical ones too.
     Agent(String),
+}
+
+impl Route {
+    /// Where its answers come from.
+    pub(crate) fn source(&self) -> Source {
+        match self {
+            Self::Caller { .. } => Source::Caller,
+            Self::Agent(_) => Source::Catalog,
+            Self::Own(_) | Self::Base(_) => Source::Data,
+        }
+    }
 }
 
 /// What the server says this agent has.

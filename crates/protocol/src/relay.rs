@@ -7,6 +7,10 @@ use crate::{CallerId, Error, ErrorCode, caller::DeclaredTool};
 
 /// Where the socket is in the sandbox.
 pub const SOCKET_PATH: &str = "/mcp/relay.sock";
+/// The socket beside it that a client lends its stdin and stdout over.
+pub const STDIO_SOCKET_PATH: &str = "/mcp/stdio.sock";
+/// The same without its directory.
+pub const STDIO_SOCKET_NAME: &str = "stdio.sock";
 /// The environment variable that says where the socket is.
 pub const SOCKET_ENV: &str = "OUBLIETTE_SOCKET";
 /// The environment variable that holds the agent's key.

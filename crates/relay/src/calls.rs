@@ -24,7 +24,7 @@ pub struct Progress {
 }
 
 /// Called, on the reader's task, with each report on a call.
-pub(crate) type OnProgress = Arc<dyn Fn(Progress) + Send + Sync>;
+pub type OnProgress = Arc<dyn Fn(Progress) + Send + Sync>;
 
 /// How a call is made.
 #[derive(Clone, Default)]
@@ -62,6 +62,11 @@ impl CallOptions {
     pub fn on_progress(mut self, report: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.on_progress = Some(Arc::new(report));
         self
+    }
+
+    /// Who hears of the call's progress.
+    pub fn hearer(&self) -> Option<OnProgress> {
+        self.on_progress.clone()
     }
 }
 

@@ -32,7 +32,7 @@ mod queue;
 mod quiet;
 mod serving;
 
-pub use calls::{CallOptions, Progress};
+pub use calls::{CallOptions, OnProgress, Progress};
 pub use error::{CallError, Closed};
 pub use message::{Id, Message, Refused, parse_line};
 pub use oubliette_protocol::relay::RpcError;

@@ -17,7 +17,7 @@ use crate::{
     actions::{self, Inside, Origin, Outside, call::Reason},
     app::App,
     auth::{Mint, expose},
-    doors::relay::Relay,
+    doors::{relay::Relay, stdio::Stdio},
     workspace,
 };
 
@@ -25,6 +25,7 @@ use crate::{
 pub struct Links {
     app: Weak<App>,
     relay: Relay,
+    stdio: Stdio,
 }
 
 impl Links {
@@ -32,6 +33,7 @@ impl Links {
     pub fn new(app: Weak<App>) -> Arc<Self> {
         Arc::new(Self {
             relay: Relay::new(app.clone()),
+            stdio: Stdio::new(app.clone()),
             app,
         })
     }
@@ -48,7 +50,12 @@ impl RelayDoor for Links {
         self.relay.accept(session, stream);
     }
 
+    fn borrow(&self, session: SessionId, stream: UnixStream) {
+        self.stdio.borrow(session, stream);
+    }
+
     fn close(&self, session: &SessionId) {
+        self.stdio.close(session);
         self.relay.close(session);
     }
 }

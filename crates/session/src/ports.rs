@@ -61,6 +61,10 @@ pub trait RelayDoor: Send + Sync {
     /// Takes a connection over. It must not block.
     fn accept(&self, session: SessionId, stream: UnixStream);
 
+    /// Takes over the connection of a client that lends its stdin and stdout. It must not block. Hanging up is a
+    /// refusal: the client then does without.
+    fn borrow(&self, _session: SessionId, _stream: UnixStream) {}
+
     /// Hangs up on every connection of a session: its agent is being replaced or has ended.
     fn close(&self, _session: &SessionId) {}
 }

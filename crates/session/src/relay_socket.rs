@@ -1,4 +1,4 @@
-//! The relay socket of one session, bound as long as the session is in memory.
+//! The relay socket of one session, and the one streams are lent over, bound as long as the session is in memory.
 //!
 //! The socket is the identity: whoever can connect is the session, so who can connect is what matters.
 //! In a mount namespace only this session's sandbox sees it. Without one (Landlock alone cannot hide a
@@ -14,9 +14,9 @@ use std::{
 };
 
 use oubliette_home::Home;
-use oubliette_protocol::{Error, Result, SessionId};
+use oubliette_protocol::{Error, Result, SessionId, relay::STDIO_SOCKET_NAME};
 use oubliette_sandbox::Level;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::ports::RelayDoor;
@@ -45,17 +45,25 @@ impl RelaySocket {
         level: Level,
     ) -> Result<Self> {
         let dir = home.create_socket_dir(session)?;
-        let listener = bind(&dir.join(NAME))?;
         let stop = CancellationToken::new();
         let agent = Arc::new(AtomicU32::new(0));
-        tokio::spawn(serve(
-            listener,
-            session.clone(),
-            door,
-            level,
-            agent.clone(),
-            stop.clone(),
-        ));
+        for (name, what) in [(NAME, What::Relay), (STDIO_SOCKET_NAME, What::Stdio)] {
+            let listening = Listening {
+                listener: bind(&dir.join(name))?,
+                what,
+                session: session.clone(),
+                door: door.clone(),
+                level,
+                agent: agent.clone(),
+            };
+            let stop = stop.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = listening.serve() => {}
+                }
+            });
+        }
         Ok(Self {
             dir,
             agent,
@@ -92,39 +100,52 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-async fn serve(
+/// What a socket is for.
+#[derive(Debug, Clone, Copy)]
+enum What {
+    Relay,
+    Stdio,
+}
+
+struct Listening {
     listener: UnixListener,
+    what: What,
     session: SessionId,
     door: Arc<dyn RelayDoor>,
     level: Level,
     agent: Arc<AtomicU32>,
-    stop: CancellationToken,
-) {
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of descriptors: wait for some to come back instead of spinning.
-                tracing::warn!(%session, %error, "a relay connection could not be accepted");
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-                continue;
+}
+
+impl Listening {
+    async fn serve(self) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => self.accept(stream),
+                Err(error) => {
+                    // Out of descriptors: wait for some to come back instead of spinning.
+                    tracing::warn!(session = %self.session, %error, "a relay connection could not be accepted");
+                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                }
             }
-        };
+        }
+    }
+
+    fn accept(&self, stream: UnixStream) {
         let peer = stream
             .peer_cred()
             .ok()
             .and_then(|cred| cred.pid())
             .and_then(|pid| u32::try_from(pid).ok());
-        let ours = || peer.is_some_and(|pid| descends_from(pid, agent.load(Ordering::Relaxed)));
-        if level == Level::Landlock && !ours() {
+        let ours = || peer.is_some_and(|pid| descends_from(pid, self.agent.load(Ordering::Relaxed)));
+        if self.level == Level::Landlock && !ours() {
+            let session = &self.session;
             tracing::warn!(%session, ?peer, "a process outside the session's sandbox tried its relay socket");
-            continue;
+            return;
         }
-        door.accept(session.clone(), stream);
+        match self.what {
+            What::Relay => self.door.accept(self.session.clone(), stream),
+            What::Stdio => self.door.borrow(self.session.clone(), stream),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 use oubliette_protocol::{
     Error, Result, SessionId, Slug,
     agent::{Network, Runtime},
-    relay::{KEY_ENV, SOCKET_PATH},
+    relay::{KEY_ENV, SOCKET_PATH, STDIO_SOCKET_NAME, STDIO_SOCKET_PATH},
 };
 use oubliette_sandbox::{Forward, Mount, Socket, Spec};
 use oubliette_tools::{BuildSpec, Context, DebugSink, Plane};
@@ -247,6 +247,7 @@ fn spec(site: &Site, plan: &Blueprint, ports: Ports, around: Surroundings, home:
     mounts.extend(plan.read_only.iter().cloned());
     let mut sockets = vec![
         Socket::new(relay_socket::path(&deps.home, &site.session), SOCKET_PATH),
+        Socket::new(site.sockets.join(STDIO_SOCKET_NAME), STDIO_SOCKET_PATH),
         Socket::new(site.sockets.join("model.sock"), MODEL_SOCKET),
     ];
     let mut forwards = vec![Forward {

@@ -10,16 +10,16 @@ use tokio::{
 
 use super::*;
 use crate::patience::Beat;
-use crate::{intake::Intake, link::Link, registry::Registry};
+use crate::{call::Calls, intake::Intake, link::Link, registry::Registry};
 
 const OLD: ProtocolVersion = ProtocolVersion::V_2025_06_18;
 
 /// A lane to a server that is not there, and what the agent reads.
-pub(crate) fn lane() -> (Arc<Lane>, Lines<BufReader<DuplexStream>>) {
+pub(crate) fn lane() -> (Arc<Lane<Calls>>, Lines<BufReader<DuplexStream>>) {
     lane_to("/nowhere/relay.sock".into())
 }
 
-fn lane_to(socket: std::path::PathBuf) -> (Arc<Lane>, Lines<BufReader<DuplexStream>>) {
+fn lane_to(socket: std::path::PathBuf) -> (Arc<Lane<Calls>>, Lines<BufReader<DuplexStream>>) {
     let registry = Arc::new(Registry::default());
     let link = Link::start(socket, None, registry.clone());
     let (near, far) = tokio::io::duplex(1 << 20);
@@ -193,7 +193,7 @@ impl Handler for Server {
 }
 
 async fn connected() -> (
-    Arc<Lane>,
+    Arc<Lane<Calls>>,
     Lines<BufReader<DuplexStream>>,
     mpsc::UnboundedReceiver<&'static str>,
     tempfile::TempDir,

@@ -1,26 +1,62 @@
 //! The real `oubliette-client` between a raw MCP agent and a scripted relay server.
 #![allow(dead_code, unreachable_pub)]
 
-use std::{path::PathBuf, process::Stdio, sync::Arc};
+use std::{
+    os::unix::net::UnixStream as StdStream,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+};
 
 use async_trait::async_trait;
-use oubliette_relay::{Handler, Limits, Peer, RequestContext, RpcError};
+use oubliette_bridge::{loan, outcome::Source, tap};
+use oubliette_protocol::{Error, relay::method};
+use oubliette_relay::{Handler, Limits, OnProgress, Peer, Progress, RequestContext, RpcError};
 use parking_lot::Mutex;
-use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
-    net::UnixListener,
-    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
-    sync::{mpsc, oneshot},
-    task::JoinHandle,
+use serde_json::{
+    Value, json,
+    value::{RawValue, to_raw_value},
 };
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, Lines},
+    net::{UnixListener, UnixStream},
+    process::{Child, ChildStderr, Command},
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
 
 /// A request that reached the server; the test answers it.
 pub struct Asked {
     pub method: String,
     pub params: Value,
-    pub context: RequestContext,
+    pub context: Context,
     reply: oneshot::Sender<Result<Value, RpcError>>,
+}
+
+/// How a request is given up and reported on.
+pub enum Context {
+    Relay(RequestContext),
+    Lent {
+        cancel: CancellationToken,
+        progress: Option<OnProgress>,
+    },
+}
+
+impl Context {
+    pub fn cancel(&self) -> &CancellationToken {
+        match self {
+            Self::Relay(context) => &context.cancel,
+            Self::Lent { cancel, .. } => cancel,
+        }
+    }
+
+    pub fn progress(&self, report: &Progress) {
+        match self {
+            Self::Relay(context) => context.progress(report),
+            Self::Lent { progress, .. } => progress.as_ref().unwrap()(report.clone()),
+        }
+    }
 }
 
 impl Asked {
@@ -74,7 +110,7 @@ impl Handler for Script {
             .send(Asked {
                 method: method.into(),
                 params,
-                context,
+                context: Context::Relay(context),
                 reply,
             })
             .unwrap();
@@ -89,18 +125,80 @@ pub fn config(params: &Value) -> Value {
     json!({"jsonrpc":"2.0","method":"caller_tools_config","type":"caller_tools_config","params":params})
 }
 
+/// The catalog of a server that borrows streams: what the script would be asked over the relay.
+struct Catalog(Arc<Script>);
+
+impl tap::Tools for Catalog {
+    fn call(
+        &self,
+        name: &str,
+        arguments: &RawValue,
+        _key: Option<&str>,
+        cancel: CancellationToken,
+        progress: Option<OnProgress>,
+    ) -> Option<(
+        Source,
+        impl Future<Output = Result<Box<RawValue>, Error>> + Send + 'static + use<>,
+    )> {
+        let lent = self.0.callers.lock().iter().any(|caller| {
+            let id = caller["caller_id"].as_str().unwrap();
+            name.starts_with(&format!("{id}_"))
+        });
+        if lent || method::BASE.contains(&name) || name.starts_with("oubliette_") {
+            return None;
+        }
+        let arguments: Value = serde_json::from_str(arguments.get()).unwrap();
+        let (reply, answer) = oneshot::channel();
+        let asked = Asked {
+            method: "agent_call_tool".into(),
+            params: json!({"tool": name, "arguments": arguments}),
+            context: Context::Lent {
+                cancel: cancel.clone(),
+                progress,
+            },
+            reply,
+        };
+        self.0.asked.send(asked).unwrap();
+        let answer = async move {
+            let answer = tokio::select! {
+                answer = answer => answer.unwrap_or_else(|_| Err(nothing())),
+                () = cancel.cancelled() => Err(nothing()),
+            };
+            Ok(to_raw_value(&answer.map_err(Error::from)?).unwrap())
+        };
+        Some((Source::Catalog, answer))
+    }
+}
+
+fn nothing() -> RpcError {
+    RpcError {
+        code: -32000,
+        message: "cancelled".into(),
+        data: None,
+    }
+}
+
+fn bind(socket: &Path) -> UnixListener {
+    let _ = std::fs::remove_file(socket);
+    UnixListener::bind(socket).unwrap()
+}
+
 /// The scripted server; dropping its listener and peers is the server going away.
 pub struct Server {
     pub script: Arc<Script>,
     asked: mpsc::UnboundedReceiver<Asked>,
     peers: mpsc::UnboundedReceiver<Peer>,
-    accepting: Option<JoinHandle<()>>,
+    accepting: Option<JoinSet<()>>,
+    /// Whether streams are borrowed.
+    lent: bool,
+    /// Gives them back.
+    pub hang_up: CancellationToken,
     socket: PathBuf,
     _dir: tempfile::TempDir,
 }
 
 impl Server {
-    pub fn start() -> Self {
+    pub fn start(lent: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (asked_tx, asked) = mpsc::unbounded_channel();
         let (peers_tx, peers) = mpsc::unbounded_channel();
@@ -118,6 +216,8 @@ impl Server {
             asked,
             peers,
             accepting: None,
+            lent,
+            hang_up: CancellationToken::new(),
             socket,
             _dir: dir,
         };
@@ -125,26 +225,43 @@ impl Server {
         server
     }
 
-    pub fn with_callers(callers: &[Value]) -> Self {
-        let server = Self::start();
+    pub fn with_callers(lent: bool, callers: &[Value]) -> Self {
+        let server = Self::start(lent);
         *server.script.callers.lock() = callers.to_vec();
         server
     }
 
     pub fn listen(&mut self) {
-        let _ = std::fs::remove_file(&self.socket);
-        let listener = UnixListener::bind(&self.socket).unwrap();
+        let mut accepting = JoinSet::new();
+        let listener = bind(&self.socket);
         let script = self.script.clone();
-        self.accepting = Some(tokio::spawn(async move {
+        accepting.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 Peer::spawn(stream, script.clone(), Limits::default());
             }
-        }));
+        });
+        if self.lent {
+            let listener = bind(&loan::socket_beside(&self.socket));
+            let (script, hang_up) = (self.script.clone(), self.hang_up.clone());
+            accepting.spawn(async move {
+                let mut taps = JoinSet::new();
+                while let Ok((stream, _)) = listener.accept().await {
+                    let (tools, hang_up) = (Catalog(script.clone()), hang_up.clone());
+                    taps.spawn(async move {
+                        let borrowed = loan::borrow(stream).await.unwrap();
+                        tap::run(borrowed, tools, hang_up).await;
+                    });
+                }
+            });
+        }
+        self.accepting = Some(accepting);
     }
 
+    /// As a server that is killed.
     pub fn stop_listening(&mut self) {
-        self.accepting.take().unwrap().abort();
+        self.accepting.take().unwrap().abort_all();
         let _ = std::fs::remove_file(&self.socket);
+        let _ = std::fs::remove_file(loan::socket_beside(&self.socket));
     }
 
     pub async fn peer(&mut self) -> Peer {
@@ -182,8 +299,8 @@ impl Server {
 /// The agent's side of stdio.
 pub struct Agent {
     pub child: Child,
-    stdin: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
+    stdin: Option<Box<dyn AsyncWrite + Send + Unpin>>,
+    lines: Lines<BufReader<Box<dyn AsyncRead + Send + Unpin>>>,
     stderr: ChildStderr,
     next: u64,
     modern: bool,
@@ -193,13 +310,33 @@ pub struct Agent {
 impl Agent {
     pub fn spawn(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
-        let stdin = child.stdin.take();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let stdin = child.stdin.take().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        Self::with(child, Box::new(stdin), Box::new(stdout))
+    }
+
+    /// One whose streams were made elsewhere.
+    pub fn over(mut command: Command, stdin: StdStream, stdout: StdStream) -> Self {
+        let child = command.spawn().unwrap();
+        // Else its own ends stay open here.
+        drop(command);
+        let [stdin, stdout] = [stdin, stdout].map(|stream| {
+            stream.set_nonblocking(true).unwrap();
+            UnixStream::from_std(stream).unwrap()
+        });
+        Self::with(child, Box::new(stdin), Box::new(stdout))
+    }
+
+    fn with(
+        mut child: Child,
+        stdin: Box<dyn AsyncWrite + Send + Unpin>,
+        stdout: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Self {
         let stderr = child.stderr.take().unwrap();
         Self {
             child,
-            stdin,
-            lines,
+            stdin: Some(stdin),
+            lines: BufReader::new(stdout).lines(),
             stderr,
             next: 1,
             modern: false,
@@ -273,6 +410,11 @@ impl Agent {
             }
             self.heard.push(message);
         }
+    }
+
+    pub async fn tell(&mut self, method: &str, params: Value) {
+        self.send(&json!({"jsonrpc":"2.0","method":method,"params":params}))
+            .await;
     }
 
     pub async fn initialize(&mut self) -> Value {

@@ -5,7 +5,8 @@
 //! - [`http`]: the router, and what every request passes first: its id, Host and Origin, the log.
 //! - [`access`]: who asks: bearer, cookie or the control socket, and how often.
 //! - [`mcp`]: `/mcp`. [`rest`]: `/api`. [`sse`]: event streams. [`files`]: workspaces' files.
-//! - [`console`]: `/`. [`control`]: the socket that commands use. [`relay`]: the sockets in sandboxes.
+//! - [`console`]: `/`. [`control`]: the socket that commands use. [`relay`]: the sockets in sandboxes. [`stdio`]: streams
+//!   lent from there.
 //! - [`body`], [`host`], [`reply`]: the small parts they share.
 
 pub mod access;
@@ -22,6 +23,7 @@ pub mod relay;
 pub mod reply;
 pub mod rest;
 pub mod sse;
+pub mod stdio;
 
 use std::net::IpAddr;
 

@@ -36,7 +36,7 @@ pub struct Relay {
 }
 
 /// Connections of one session at once; a sandbox that opens more has them closed.
-const MOST_CONNECTIONS: usize = 64;
+pub(super) const MOST_CONNECTIONS: usize = 64;
 
 impl Relay {
     /// Of a server that is being made.
@@ -135,9 +135,8 @@ impl Connection {
                     arguments,
                     api_key,
                 } = read(params)?;
-                // Good keys are hidden before the call is recorded; a bad one is none, and is refused below.
-                if !plane.hides(&api_key) && Box::pin(app.auth.token(&api_key)).await.is_ok() {
-                    plane.hide(&api_key);
+                if !plane.hides(&api_key) {
+                    Box::pin(hide(&app, &plane, &api_key)).await;
                 }
                 origin = Origin::Inside {
                     api_key: Some(api_key),
@@ -166,6 +165,13 @@ impl Connection {
         plane
             .call_raw(wanted, arguments_object(arguments)?, origin, ctx)
             .await
+    }
+}
+
+/// Good keys are hidden before a call is recorded; a bad one is none, and is refused later.
+pub(super) async fn hide(app: &App, plane: &Plane, api_key: &str) {
+    if app.auth.token(api_key).await.is_ok() {
+        plane.hide(api_key);
     }
 }
 

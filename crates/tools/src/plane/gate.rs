@@ -74,7 +74,7 @@ impl Plane {
             registry: &registry,
         };
         match wanted {
-            Wanted::Any(called) => match gate.kind(called) {
+            Wanted::Any(called) => match self.kind(called) {
                 Kind::Base => gate.base(called),
                 Kind::Own => gate.own(called.strip_prefix(name::OWN_PREFIX).unwrap_or(called)),
                 Kind::Caller(lender, tool) => gate.caller(lender, tool, origin),
@@ -89,15 +89,20 @@ impl Plane {
             Wanted::Base(tool) => gate.base(tool),
         }
     }
-}
 
-struct Gate<'a> {
-    plane: &'a Plane,
-    context: &'a Context,
-    registry: &'a Registry,
-}
+    /// What an agent wants that calls a tool by this name.
+    pub fn wanted(&self, called: &str) -> Wanted {
+        match self.kind(called) {
+            Kind::Base => Wanted::Base(called.into()),
+            Kind::Own => Wanted::Own(called.strip_prefix(name::OWN_PREFIX).unwrap_or(called).into()),
+            Kind::Caller(lender, tool) => Wanted::Caller {
+                tool: tool.name,
+                caller_id: Some(lender.caller_id.clone()),
+            },
+            Kind::Catalog => Wanted::Catalog(called.into()),
+        }
+    }
 
-impl Gate<'_> {
     fn kind(&self, called: &str) -> Kind {
         if method::BASE.contains(&called) {
             return Kind::Base;
@@ -106,7 +111,7 @@ impl Gate<'_> {
             return Kind::Own;
         }
         let lent = name::owner(called).and_then(|(caller, tool)| {
-            let all = self.plane.parts.callers.declarations();
+            let all = self.parts.callers.declarations();
             let lender = all
                 .into_iter()
                 .find(|lender| lender.caller_id.as_str() == caller)?;
@@ -118,7 +123,15 @@ impl Gate<'_> {
             None => Kind::Catalog,
         }
     }
+}
 
+struct Gate<'a> {
+    plane: &'a Plane,
+    context: &'a Context,
+    registry: &'a Registry,
+}
+
+impl Gate<'_> {
     fn catalog(&self, called: &str) -> Result<Pass, Refused> {
         match self.registry.resolve(called) {
             Found::Tool(entry) => {

@@ -1,0 +1,164 @@
+//! Streams that agents' clients lend: the server stands between an agent and its client and answers ordinary
+//! calls itself. The way to the tools is the relay's: one gate.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use oubliette_bridge::{loan, outcome::Source, tap};
+use oubliette_protocol::{Error, SessionId};
+use oubliette_relay::OnProgress;
+use oubliette_tools::{CallContext, Origin, Plane, Wanted};
+use parking_lot::Mutex;
+use serde_json::value::RawValue;
+use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
+
+use super::relay::{self, MOST_CONNECTIONS};
+use crate::app::App;
+
+/// Every loan.
+pub struct Stdio {
+    app: Weak<App>,
+    open: Open,
+}
+
+type Open = Arc<Mutex<HashMap<SessionId, Vec<CancellationToken>>>>;
+
+impl Stdio {
+    /// Of a server that is being made.
+    pub fn new(app: Weak<App>) -> Self {
+        Self {
+            app,
+            open: Open::default(),
+        }
+    }
+
+    /// Takes a connection over. Hanging up is a refusal; the client then does without.
+    pub fn borrow(&self, session: SessionId, stream: UnixStream) {
+        let stop = CancellationToken::new();
+        {
+            let mut open = self.open.lock();
+            let loans = open.entry(session.clone()).or_default();
+            if loans.len() >= MOST_CONNECTIONS {
+                tracing::warn!(%session, "too many clients lend their streams; one was refused");
+                return;
+            }
+            loans.push(stop.clone());
+        }
+        let (app, open) = (self.app.clone(), self.open.clone());
+        tokio::spawn(async move {
+            if let Err(error) = stand_between(app, &session, stream, stop.clone()).await {
+                tracing::debug!(%session, %error, "streams were not borrowed");
+            }
+            // So that it can be told from the others.
+            stop.cancel();
+            let mut open = open.lock();
+            if let Some(loans) = open.get_mut(&session) {
+                loans.retain(|loan| !loan.is_cancelled());
+                if loans.is_empty() {
+                    open.remove(&session);
+                }
+            }
+        });
+    }
+
+    /// Gives back every stream of a session.
+    pub fn close(&self, session: &SessionId) {
+        for stop in self.open.lock().remove(session).unwrap_or_default() {
+            stop.cancel();
+        }
+    }
+}
+
+async fn stand_between(
+    app: Weak<App>,
+    session: &SessionId,
+    stream: UnixStream,
+    stop: CancellationToken,
+) -> Result<(), Error> {
+    let server = || {
+        app.upgrade()
+            .ok_or_else(|| Error::unavailable("the server is stopping"))
+    };
+    let plane = server()?.sessions.plane(session).await?;
+    let borrowed = tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        borrowed = loan::borrow(stream) => borrowed.map_err(|why| Error::invalid(why.to_string()))?,
+    };
+    let tools = Tools {
+        app,
+        plane,
+        session: session.clone(),
+    };
+    tap::run(borrowed, tools, stop).await;
+    Ok(())
+}
+
+/// The tools of one session.
+struct Tools {
+    app: Weak<App>,
+    plane: Arc<Plane>,
+    session: SessionId,
+}
+
+impl tap::Tools for Tools {
+    fn call(
+        &self,
+        name: &str,
+        arguments: &RawValue,
+        key: Option<&str>,
+        cancel: CancellationToken,
+        progress: Option<OnProgress>,
+    ) -> Option<(
+        Source,
+        impl Future<Output = Result<Box<RawValue>, Error>> + Send + 'static + use<>,
+    )> {
+        let wanted = self.plane.wanted(name);
+        let (source, api_key) = match wanted {
+            Wanted::Any(_) | Wanted::Catalog(_) => (Source::Catalog, None),
+            Wanted::Caller { .. } => (Source::Caller, None),
+            Wanted::Base(_) => (Source::Data, None),
+            // Without a key it is a name like any other, and the client says so.
+            Wanted::Own(_) => (Source::Data, Some(key?.to_owned())),
+        };
+        let app = self.app.upgrade()?;
+        let ctx = CallContext {
+            cancel,
+            turn: app.sessions.current_turn(&self.session),
+            progress: progress.map(passed_on),
+        };
+        let (plane, session) = (self.plane.clone(), self.session.clone());
+        let arguments = serde_json::from_str(arguments.get());
+        let unknown = api_key.clone().filter(|key| !plane.hides(key));
+        let answer = async move {
+            let arguments = arguments.map_err(|why| Error::invalid(format!("arguments: {why}")))?;
+            if let Some(key) = unknown {
+                relay::hide(&app, &plane, &key).await;
+            }
+            // A call may wait long.
+            drop(app);
+            let answer = plane
+                .call_raw(wanted, arguments, Origin::Inside { api_key }, ctx)
+                .await;
+            if let Err(error) = &answer
+                && error.log.is_some()
+            {
+                tracing::error!(%session, error = %error.for_log(), "a call over lent streams");
+            }
+            answer
+        };
+        Some((source, answer))
+    }
+}
+
+fn passed_on(hearer: OnProgress) -> Arc<dyn Fn(oubliette_tools::Progress) + Send + Sync> {
+    Arc::new(move |report: oubliette_tools::Progress| {
+        hearer(oubliette_relay::Progress {
+            progress: report.progress,
+            total: report.total,
+            message: report.message,
+        });
+    })
+}
