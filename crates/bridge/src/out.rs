@@ -158,9 +158,13 @@ impl Out {
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.broken = Some(io::ErrorKind::NotConnected);
+        state.waiting = Vec::new();
         if let Some(task) = state.task.take() {
             task.abort();
         }
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Everything appended so far.
@@ -475,5 +479,27 @@ mod tests {
             agent.read_exact(&mut heard).await.unwrap();
             assert_eq!(&heard, b"one\ntwo\n");
         }
+    }
+
+    #[tokio::test]
+    async fn closing_keeps_nothing_and_lets_nobody_wait() {
+        let (near, _far) = tokio::io::duplex(1);
+        let out = Out::noting(near, 8, None);
+        line(&out, "a line that nobody reads\n");
+        tokio::task::yield_now().await;
+        let mark = line(&out, "another\n");
+        let room = tokio::spawn({
+            let out = out.clone();
+            async move { std::future::poll_fn(|context| out.poll_room(context)).await }
+        });
+        let written = tokio::spawn({
+            let out = out.clone();
+            async move { out.written(mark).await }
+        });
+        tokio::task::yield_now().await;
+        out.close();
+        room.await.unwrap();
+        assert!(written.await.unwrap().is_err());
+        assert!(out.state.lock().waiting.is_empty());
     }
 }
