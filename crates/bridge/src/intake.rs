@@ -15,6 +15,8 @@ use crate::express::{Lane, Reach, Way};
 
 /// How much is read at once.
 const CHUNK: usize = 32 * 1024;
+/// How many lines are taken in one go.
+const TURN: usize = 4;
 
 /// A stream without the lines that went by the lane.
 pub(crate) struct Intake<R, C> {
@@ -28,6 +30,9 @@ pub(crate) struct Intake<R, C> {
     /// What goes the long way, and how much of it has gone.
     rest: Vec<u8>,
     gone: usize,
+    /// How much was read into the chunk, and how much of that is sorted.
+    read: usize,
+    sorted: usize,
     end: End,
     ended: CancellationToken,
 }
@@ -55,6 +60,8 @@ impl<R, C: Reach> Intake<R, C> {
             long: false,
             rest: Vec::new(),
             gone: 0,
+            read: 0,
+            sorted: 0,
             end: End::NotYet,
             ended: CancellationToken::new(),
         }
@@ -65,12 +72,15 @@ impl<R, C: Reach> Intake<R, C> {
         self.ended.clone()
     }
 
-    /// Sorts what was read.
-    fn sort(&mut self, read: usize) {
-        let mut chunk = &self.chunk[..read];
-        while let Some(end) = memchr::memchr(b'\n', chunk) {
-            let (piece, after) = chunk.split_at(end + 1);
-            chunk = after;
+    /// Sorts what was read, some of it at a time; whether that was the rest.
+    fn sort(&mut self) -> bool {
+        for _ in 0..TURN {
+            let Some(end) = memchr::memchr(b'\n', &self.chunk[self.sorted..self.read]) else {
+                self.keep_beginning();
+                return true;
+            };
+            let piece = &self.chunk[self.sorted..=self.sorted + end];
+            self.sorted += piece.len();
             if std::mem::take(&mut self.long) {
                 self.rest.extend_from_slice(piece);
                 continue;
@@ -89,10 +99,18 @@ impl<R, C: Reach> Intake<R, C> {
             self.line.clear();
             self.line.shrink_to(CHUNK);
         }
+        self.lane.taken();
+        self.sorted == self.read
+    }
+
+    /// What is left is the beginning of a line.
+    fn keep_beginning(&mut self) {
+        let chunk = &self.chunk[self.sorted..self.read];
         match self.long {
             true => self.rest.extend_from_slice(chunk),
             false => self.line.extend_from_slice(chunk),
         }
+        self.sorted = self.read;
         self.lane.taken();
         if self.line.len() > MAX_LINE {
             self.rest.append(&mut self.line);
@@ -135,6 +153,14 @@ impl<R: AsyncRead + Unpin, C: Reach> AsyncRead for Intake<R, C> {
                 }
                 End::Told => return Poll::Ready(Ok(())),
             }
+            if this.sorted < this.read {
+                if !this.sort() {
+                    // What was taken goes on its way before more is: others work on it meanwhile.
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                continue;
+            }
             ready!(this.lane.out().poll_room(context));
             let mut chunk = ReadBuf::new(&mut this.chunk);
             let polled = ready!(Pin::new(&mut this.inner).poll_read(context, &mut chunk));
@@ -146,7 +172,7 @@ impl<R: AsyncRead + Unpin, C: Reach> AsyncRead for Intake<R, C> {
                 this.end = End::LastCalls(Box::pin(async move { lane.finished().await }));
                 continue;
             }
-            this.sort(read);
+            (this.read, this.sorted) = (read, 0);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Ordinary calls are taken out of what the agent writes and answered here; everything else passes to the
 //! client as it came, and what the client says passes to the agent, line by line.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use oubliette_protocol::{
     Error,
@@ -35,6 +35,9 @@ const CHUNK: usize = 8 * 1024;
 /// How long last answers may take to be read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// The answer to a call, when it comes.
+pub type Answering = Pin<Box<dyn Future<Output = Result<Box<RawValue>, Error>> + Send>>;
+
 /// The tools at hand.
 pub trait Tools: Send + Sync + 'static {
     /// Calls a tool; none when the client is to see to it. The key is the agent's, if it has one. When `cancel`
@@ -46,10 +49,7 @@ pub trait Tools: Send + Sync + 'static {
         key: Option<&str>,
         cancel: CancellationToken,
         progress: Option<OnProgress>,
-    ) -> Option<(
-        Source,
-        impl Future<Output = Result<Box<RawValue>, Error>> + Send + 'static + use<Self>,
-    )>;
+    ) -> Option<(Source, Answering)>;
 }
 
 /// Stands between agent and client until either is gone, or until `stop` fires.
@@ -162,8 +162,6 @@ impl<T: Tools> Reach for Here<T> {
         let (source, calling) = self
             .tools
             .call(name, arguments, key, cancel.clone(), options.hearer())?;
-        // Boxed: it is large, and moved through what waits for it.
-        let calling = Box::pin(calling);
         let answer = async move {
             match calling.await {
                 Ok(raw) => Answer::Given(source, raw),

@@ -15,7 +15,7 @@ use oubliette_protocol::{Error, Result, TokenId};
 use oubliette_sandbox::{Host, Local, LocalConfig, Sandbox};
 use oubliette_session::{Deps, Programs, Sessions};
 use oubliette_store::{AuditEntry, Store};
-use oubliette_tools::ProcessEnvironment;
+use oubliette_tools::{CallThreads, ProcessEnvironment};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -56,6 +56,8 @@ pub struct App {
     pub stopping: CancellationToken,
     /// Cancelled when that is done, or took too long.
     pub stopped: CancellationToken,
+    /// Where calls are made.
+    pub threads: Arc<CallThreads>,
     audit: AuditQueue,
 }
 
@@ -76,6 +78,8 @@ impl App {
             Arc::new(sandbox.await.map_err(|e| Error::unavailable(e.to_string()))?);
         let gateway = ModelGateway::new(config.providers.clone(), GatewayLimits::default())?;
         let proxy = EgressProxy::new(config.egress_allow.clone(), ProxyLimits::default())?;
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let threads = Arc::new(CallThreads::new(cores.min(4)));
         Ok(Arc::new_cyclic(|app| {
             let links = Links::new(app.clone());
             let sessions = Sessions::new(Deps {
@@ -88,6 +92,7 @@ impl App {
                 proxy,
                 trust: Arc::new(config.trust.resolve(&home)),
                 env: Arc::new(ProcessEnvironment),
+                threads: threads.clone(),
                 config: config.sessions(),
                 door: links.clone(),
                 keys: links.clone(),
@@ -106,6 +111,7 @@ impl App {
                 listeners: Listeners::default(),
                 stopping: CancellationToken::new(),
                 stopped: CancellationToken::new(),
+                threads,
                 audit: AuditQueue::start(store.clone()),
                 home,
                 config,

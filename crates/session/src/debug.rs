@@ -25,6 +25,13 @@ impl DebugSink for SessionDebug {
             .debugger()
             .record(Some(self.session.clone()), agent.cloned(), body);
     }
+
+    fn record_text(&self, agent: Option<&Slug>, kind: &'static str, text: String) {
+        let session = Some(self.session.clone());
+        self.store
+            .debugger()
+            .record_text(session, agent.cloned(), kind, text);
+    }
 }
 
 /// The debugger of one context. The tool plane knows nothing of memory, which is a part of the context

@@ -175,6 +175,7 @@ impl Sessions {
             callers: callers.clone(),
             own: self.own.clone(),
             debug: debug.clone(),
+            thread: deps.threads.assign(),
         });
         let relay = RelaySocket::bind(&deps.home, &id, deps.door.clone(), deps.sandbox.level())?;
         let (commands, queue) = mpsc::channel(COMMANDS);

@@ -8,7 +8,7 @@ use oubliette_home::{Home, Library};
 use oubliette_protocol::{ProjectId, Result, Scope, SessionId, WorkspaceId};
 use oubliette_sandbox::Sandbox;
 use oubliette_store::Store;
-use oubliette_tools::{Environment, Trust};
+use oubliette_tools::{CallThreads, Environment, Trust};
 use tokio::net::UnixStream;
 
 use crate::SessionConfig;
@@ -34,6 +34,8 @@ pub struct Deps {
     pub trust: Arc<Trust>,
     /// The server's environment.
     pub env: Arc<dyn Environment>,
+    /// Where calls are made.
+    pub threads: Arc<CallThreads>,
     /// Times and limits.
     pub config: SessionConfig,
     /// Who serves relay connections.

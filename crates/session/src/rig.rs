@@ -190,6 +190,7 @@ async fn context(site: &Site, plan: &Blueprint) -> Result<Arc<Context>> {
         env: deps.env.clone(),
         debug,
         proxy_socket: Some(proxy),
+        thread: site.plane.thread().clone(),
     };
     Building(Some(tokio::spawn(Context::build(spec)))).done().await
 }

@@ -12,6 +12,7 @@
 //! - [`permit`]: the value without which no source can be dispatched to.
 //! - [`context`]: [`Context`], one running agent's servers and registry: built, followed, torn down.
 //! - [`upstream`]: MCP servers over stdio, ws, tcp and http. [`builtin`]: `fs_read`, `fs_write`, `shell_exec`.
+//! - [`thread`]: the threads that calls are made on.
 //! - [`trust`]: what `oubliette.toml` opens of the host; [`secret`]: what may never be shown.
 //! - [`mod@explain`]: why a tool is there, or not, in a sentence.
 
@@ -28,6 +29,7 @@ pub mod plane;
 pub mod ports;
 pub mod registry;
 pub mod secret;
+pub mod thread;
 pub mod trust;
 pub mod upstream;
 
@@ -38,4 +40,5 @@ pub use permit::Permit;
 pub use plane::{Plane, PlaneParts};
 pub use ports::{Callers, DebugSink, OwnTools};
 pub use secret::Secrets;
+pub use thread::{CallThread, CallThreads};
 pub use trust::{Environment, ProcessEnvironment, Trust, TrustTable};

@@ -17,6 +17,14 @@ use crate::{CallContext, Origin, Permit};
 pub trait DebugSink: Send + Sync {
     /// Records what happened.
     fn record(&self, agent: Option<&Slug>, body: DebugBody);
+
+    /// The same of a [`DebugBody`] of this kind that is JSON already.
+    fn record_text(&self, agent: Option<&Slug>, kind: &'static str, text: String) {
+        match serde_json::from_str(&text) {
+            Ok(body) => self.record(agent, body),
+            Err(error) => tracing::error!(%error, kind, "a debugger event that is none"),
+        }
+    }
 }
 
 /// The callers of one session and the tools they lend.

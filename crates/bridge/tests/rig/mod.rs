@@ -136,10 +136,7 @@ impl tap::Tools for Catalog {
         _key: Option<&str>,
         cancel: CancellationToken,
         progress: Option<OnProgress>,
-    ) -> Option<(
-        Source,
-        impl Future<Output = Result<Box<RawValue>, Error>> + Send + 'static + use<>,
-    )> {
+    ) -> Option<(Source, tap::Answering)> {
         let lent = self.0.callers.lock().iter().any(|caller| {
             let id = caller["caller_id"].as_str().unwrap();
             name.starts_with(&format!("{id}_"))
@@ -166,7 +163,7 @@ impl tap::Tools for Catalog {
             };
             Ok(to_raw_value(&answer.map_err(Error::from)?).unwrap())
         };
-        Some((Source::Catalog, answer))
+        Some((Source::Catalog, Box::pin(answer)))
     }
 }
 

@@ -14,7 +14,7 @@ use oubliette_protocol::{
     tool::ToolList,
 };
 use oubliette_sandbox::{Host, Local, LocalConfig, Sandbox};
-use oubliette_tools::{BuildSpec, Context, DebugSink, ProcessEnvironment};
+use oubliette_tools::{BuildSpec, CallThread, Context, DebugSink, ProcessEnvironment};
 use tokio::net::UnixListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -105,6 +105,7 @@ impl Trial {
             env: Arc::new(ProcessEnvironment),
             debug: Arc::new(Unheard),
             proxy_socket: Some(socket),
+            thread: CallThread::here(),
         };
         let started = Instant::now();
         let context = Context::build(spec).await?;

@@ -12,6 +12,7 @@ use axum::{
 use futures::FutureExt as _;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use oubliette_protocol::Error;
+use tokio::runtime::Handle;
 use tracing::Instrument as _;
 
 use super::{
@@ -226,7 +227,7 @@ impl Doors {
             mcp_sessions: self.app.listeners.len() as u64,
             streams: self.app.listeners.streams() as u64,
             callers: self.app.sessions.caller_load(),
-            tasks: tokio::runtime::Handle::current().metrics().num_alive_tasks() as u64,
+            tasks: (Handle::current().metrics().num_alive_tasks() + self.app.threads.tasks()) as u64,
             uptime: self.app.started.elapsed().as_secs_f64(),
         }
     }

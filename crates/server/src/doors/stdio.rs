@@ -12,7 +12,7 @@ use oubliette_relay::OnProgress;
 use oubliette_tools::{CallContext, Origin, Plane, Wanted};
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
-use tokio::net::UnixStream;
+use tokio::{net::UnixStream, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
 use super::relay::{self, MOST_CONNECTIONS};
@@ -48,18 +48,11 @@ impl Stdio {
             loans.push(stop.clone());
         }
         let (app, open) = (self.app.clone(), self.open.clone());
+        let loan = Loan { session, stop, open };
         tokio::spawn(async move {
-            if let Err(error) = stand_between(app, &session, stream, stop.clone()).await {
+            let session = loan.session.clone();
+            if let Err(error) = stand_between(app, loan, stream).await {
                 tracing::debug!(%session, %error, "streams were not borrowed");
-            }
-            // So that it can be told from the others.
-            stop.cancel();
-            let mut open = open.lock();
-            if let Some(loans) = open.get_mut(&session) {
-                loans.retain(|loan| !loan.is_cancelled());
-                if loans.is_empty() {
-                    open.remove(&session);
-                }
             }
         });
     }
@@ -72,27 +65,56 @@ impl Stdio {
     }
 }
 
-async fn stand_between(
-    app: Weak<App>,
-    session: &SessionId,
-    stream: UnixStream,
+/// A place in the table, as long as it is needed.
+struct Loan {
+    session: SessionId,
     stop: CancellationToken,
-) -> Result<(), Error> {
+    open: Open,
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        // So that it can be told from the others.
+        self.stop.cancel();
+        let mut open = self.open.lock();
+        if let Some(loans) = open.get_mut(&self.session) {
+            loans.retain(|loan| !loan.is_cancelled());
+            if loans.is_empty() {
+                open.remove(&self.session);
+            }
+        }
+    }
+}
+
+/// Has the streams served on the thread of the session's calls.
+async fn stand_between(app: Weak<App>, loan: Loan, stream: UnixStream) -> Result<(), Error> {
     let server = || {
         app.upgrade()
             .ok_or_else(|| Error::unavailable("the server is stopping"))
     };
-    let plane = server()?.sessions.plane(session).await?;
-    let borrowed = tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        borrowed = loan::borrow(stream) => borrowed.map_err(|why| Error::invalid(why.to_string()))?,
-    };
+    let plane = server()?.sessions.plane(&loan.session).await?;
+    let stream = stream.into_std().map_err(Error::internal)?;
+    let thread = plane.thread().clone();
     let tools = Tools {
         app,
         plane,
-        session: session.clone(),
+        session: loan.session.clone(),
+        elsewhere: Handle::current(),
     };
-    tap::run(borrowed, tools, stop).await;
+    thread.spawn(async move {
+        let stop = loan.stop.clone();
+        let borrowed = async { loan::borrow(UnixStream::from_std(stream)?).await };
+        let borrowed = tokio::select! {
+            () = stop.cancelled() => return,
+            borrowed = borrowed => borrowed,
+        };
+        match borrowed {
+            Ok(borrowed) => tap::run(borrowed, tools, stop).await,
+            Err(error) => {
+                tracing::debug!(session = %loan.session, %error, "streams were not borrowed");
+            }
+        }
+    });
     Ok(())
 }
 
@@ -101,6 +123,8 @@ struct Tools {
     app: Weak<App>,
     plane: Arc<Plane>,
     session: SessionId,
+    /// Where the rest of the server runs.
+    elsewhere: Handle,
 }
 
 impl tap::Tools for Tools {
@@ -111,10 +135,7 @@ impl tap::Tools for Tools {
         key: Option<&str>,
         cancel: CancellationToken,
         progress: Option<OnProgress>,
-    ) -> Option<(
-        Source,
-        impl Future<Output = Result<Box<RawValue>, Error>> + Send + 'static + use<>,
-    )> {
+    ) -> Option<(Source, tap::Answering)> {
         let wanted = self.plane.wanted(name);
         let (source, api_key) = match wanted {
             Wanted::Any(_) | Wanted::Catalog(_) => (Source::Catalog, None),
@@ -132,6 +153,9 @@ impl tap::Tools for Tools {
         let (plane, session) = (self.plane.clone(), self.session.clone());
         let arguments = serde_json::from_str(arguments.get());
         let unknown = api_key.clone().filter(|key| !plane.hides(key));
+        // What Oubliette does itself may start sessions and the like, which is not for this thread.
+        let elsewhere = (source == Source::Data).then(|| self.elsewhere.clone());
+        plane.thread().stir();
         let answer = async move {
             let arguments = arguments.map_err(|why| Error::invalid(format!("arguments: {why}")))?;
             if let Some(key) = unknown {
@@ -147,7 +171,15 @@ impl tap::Tools for Tools {
             {
                 tracing::error!(%session, error = %error.for_log(), "a call over lent streams");
             }
+            plane.thread().stir();
             answer
+        };
+        let answer: tap::Answering = match elsewhere {
+            None => Box::pin(answer),
+            Some(elsewhere) => {
+                let task = elsewhere.spawn(answer);
+                Box::pin(async { task.await.unwrap_or_else(|why| Err(Error::internal(why))) })
+            }
         };
         Some((source, answer))
     }

@@ -25,7 +25,7 @@ use oubliette_session::{
     SessionConfig, Sessions, Wait, WorkspaceChoice, WorkspaceMaker,
 };
 use oubliette_store::{OpenError, ProjectRow, Store, WorkspaceRow};
-use oubliette_tools::{CallContext, Origin, OwnTools, Permit, ProcessEnvironment, Trust};
+use oubliette_tools::{CallContext, CallThreads, Origin, OwnTools, Permit, ProcessEnvironment, Trust};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
@@ -124,6 +124,7 @@ impl World {
             proxy: EgressProxy::new(Vec::new(), ProxyLimits::default()).unwrap(),
             trust: Arc::new(Trust::default()),
             env: Arc::new(ProcessEnvironment),
+            threads: Arc::new(CallThreads::new(2)),
             config: config.clone(),
             door: Arc::new(NoDoor),
             keys: Arc::new(NoKeys),

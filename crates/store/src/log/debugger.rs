@@ -85,6 +85,23 @@ impl DebugLog {
         answer.await.map_err(|_| lost())?
     }
 
+    /// Records an event that is JSON already: the text of a [`DebugBody`] of this kind.
+    pub fn record_text(
+        &self,
+        session: Option<SessionId>,
+        agent: Option<Slug>,
+        kind: &'static str,
+        text: String,
+    ) {
+        self.queue.push(DebugJob {
+            session,
+            agent,
+            kind,
+            text,
+            reply: None,
+        });
+    }
+
     fn push(
         &self,
         session: Option<SessionId>,
@@ -96,7 +113,7 @@ impl DebugLog {
             Ok(text) => self.queue.push(DebugJob {
                 session,
                 agent,
-                body: Some(body),
+                kind: body.kind(),
                 text,
                 reply,
             }),
@@ -178,10 +195,22 @@ impl Indexed for Recorded {
 pub(crate) struct DebugJob {
     pub(crate) session: Option<SessionId>,
     pub(crate) agent: Option<Slug>,
-    /// Taken when it is applied.
-    pub(crate) body: Option<DebugBody>,
+    pub(crate) kind: &'static str,
     pub(crate) text: String,
     pub(crate) reply: Option<oneshot::Sender<Result<()>>>,
+}
+
+impl DebugJob {
+    /// The event it became.
+    pub(crate) fn event(&self, index: i64, ts: Timestamp) -> Result<DebugEvent> {
+        Ok(DebugEvent {
+            index,
+            ts,
+            session_id: self.session.clone(),
+            agent: self.agent.clone(),
+            body: serde_json::from_str(&self.text).map_err(Error::internal)?,
+        })
+    }
 }
 
 /// What waits to be written, and the live end of the log.

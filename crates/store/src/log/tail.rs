@@ -90,6 +90,18 @@ impl<T: Indexed> Tail<T> {
         }
     }
 
+    /// Whether anybody wants to be shown what is committed.
+    pub(crate) fn is_followed(&self) -> bool {
+        !self.ring.lock().readers.is_empty()
+    }
+
+    /// Nothing is held any more: readers find it in the database.
+    pub(crate) fn empty(&self) {
+        let mut ring = self.ring.lock();
+        ring.items.clear();
+        ring.bytes = 0;
+    }
+
     /// That the log goes at least this far.
     pub(crate) fn reached(&self, last: i64) {
         self.mark.send_if_modified(|mark| {

@@ -6,14 +6,14 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use oubliette_protocol::{Error, ProjectId, SessionId, debug::DebugEvent, event::Event};
+use oubliette_protocol::{Error, ProjectId, SessionId, event::Event};
 use parking_lot::Mutex;
 use sqlx::{ConnectOptions, Row, SqliteConnection, sqlite::SqliteConnectOptions};
 
 use super::{
     batch,
     job::{Counter, EventJob, Survives, Task, Touched, Tx},
-    slot::{Slot, fail, guarded},
+    slot::{DebugPlace, Slot, fail, guarded},
 };
 use crate::{
     fault::Fault,
@@ -102,7 +102,7 @@ impl Writer {
         });
         let debug = debug.into_iter().map(|job| Slot::Debug {
             job: Box::new(job),
-            recorded: None,
+            place: None,
         });
         let mut slots: Vec<Slot> = tasks.chain(debug).collect();
         if slots.is_empty() {
@@ -315,45 +315,26 @@ impl Writer {
         let (mut index, ts) = (self.tx.next(Counter::Debug, count).await?, self.tx.now);
         let mut rows = Vec::with_capacity(count);
         for slot in slots {
-            let Slot::Debug { job, recorded } = slot else {
+            let Slot::Debug { job, place } = slot else {
                 continue;
             };
             let project = match &job.session {
                 Some(session) => self.project_of(session).await?,
                 None => None,
             };
-            // Tried before, it has its body there.
-            let before = recorded
-                .take()
-                .map(|before| Arc::unwrap_or_clone(before.event).body);
-            let Some(body) = before.or_else(|| job.body.take()) else {
-                continue;
-            };
-            let event = DebugEvent {
-                index,
-                ts,
-                session_id: job.session.clone(),
-                agent: job.agent.clone(),
-                body,
-            };
+            rows.push((&*place.insert(DebugPlace { index, ts, project }), &**job));
             index += 1;
-            let recorded = &*recorded.insert(Recorded {
-                event: Arc::new(event),
-                project,
-            });
-            rows.push((recorded, job.text.as_str()));
         }
         batch::DEBUG_EVENTS
-            .rows(&mut self.tx.db, &rows, |query, (recorded, text)| {
-                let event = &recorded.event;
+            .rows(&mut self.tx.db, &rows, |query, (place, job)| {
                 query
-                    .bind(event.index)
-                    .bind(event.ts.as_millisecond())
-                    .bind(event.session_id.as_ref().map(SessionId::as_str))
-                    .bind(event.agent.as_ref().map(AsRef::<str>::as_ref))
-                    .bind(recorded.project.as_ref().map(ProjectId::as_str))
-                    .bind(event.body.kind())
-                    .bind(*text)
+                    .bind(place.index)
+                    .bind(place.ts.as_millisecond())
+                    .bind(job.session.as_ref().map(SessionId::as_str))
+                    .bind(job.agent.as_ref().map(AsRef::<str>::as_ref))
+                    .bind(place.project.as_ref().map(ProjectId::as_str))
+                    .bind(job.kind)
+                    .bind(job.text.as_str())
             })
             .await
     }
@@ -419,7 +400,9 @@ impl Writer {
             self.hub.forget(&session);
         }
         self.purging |= std::mem::take(&mut self.tx.purge);
-        let mut recorded = Vec::new();
+        // Who begins to follow from here on finds it in the database.
+        let followed = self.queue.tail.is_followed();
+        let (mut recorded, mut last) = (Vec::new(), None);
         for slot in &slots {
             match slot {
                 Slot::Events {
@@ -432,16 +415,38 @@ impl Writer {
                 }
                 Slot::Debug {
                     job,
-                    recorded: Some(item),
-                } => recorded.push((item.clone(), job.text.len())),
+                    place: Some(place),
+                } => {
+                    last = Some(place.index);
+                    if followed {
+                        recorded.push(shown(job, place));
+                    }
+                }
                 Slot::Events { .. } | Slot::Work { .. } | Slot::Debug { .. } => {}
             }
         }
-        if !recorded.is_empty() {
-            self.queue.tail.publish(recorded.into_iter());
+        match recorded.into_iter().collect::<Option<Vec<_>>>() {
+            Some(recorded) => self.queue.tail.publish(recorded.into_iter()),
+            None => self.queue.tail.empty(),
+        }
+        if let Some(last) = last {
+            self.queue.tail.reached(last);
         }
         for slot in slots {
             slot.answer(None);
         }
     }
+}
+
+/// A debugger event as those who follow are shown it, and its size.
+fn shown(job: &DebugJob, place: &DebugPlace) -> Option<(Recorded, usize)> {
+    let event = job
+        .event(place.index, place.ts)
+        .inspect_err(|error| tracing::error!(error = %error.for_log(), "a debugger event cannot be read"))
+        .ok()?;
+    let recorded = Recorded {
+        event: Arc::new(event),
+        project: place.project.clone(),
+    };
+    Some((recorded, job.text.len()))
 }

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use oubliette_protocol::{Error, event::Event};
+use jiff::Timestamp;
+use oubliette_protocol::{Error, ProjectId, event::Event};
 
 use super::job::{EventJob, Job, Survives, Tx};
-use crate::{
-    fault::Fault,
-    log::debugger::{DebugJob, Recorded},
-};
+use crate::{fault::Fault, log::debugger::DebugJob};
 
 /// A task in a group, and how it went.
 pub(super) enum Slot {
@@ -23,8 +21,16 @@ pub(super) enum Slot {
     },
     Debug {
         job: Box<DebugJob>,
-        recorded: Option<Recorded>,
+        /// Where it was put.
+        place: Option<DebugPlace>,
     },
+}
+
+/// A place in the debugger's log.
+pub(super) struct DebugPlace {
+    pub(super) index: i64,
+    pub(super) ts: Timestamp,
+    pub(super) project: Option<ProjectId>,
 }
 
 /// Applies one job so that refusing it leaves no trace of it.

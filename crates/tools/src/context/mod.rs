@@ -26,15 +26,16 @@ use oubliette_protocol::{
     agent::AgentDefinition,
     catalog::ToolDefinition,
     debug::DebugBody,
-    tool::{CallResult, ServerRow, ToolRow},
+    tool::{ServerRow, ToolRow},
 };
 use oubliette_sandbox::{Limits, Sandbox};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use crate::{
-    CallContext, DebugSink, Environment, Permit, Secrets, Trust,
+    CallContext, CallThread, DebugSink, Environment, Permit, Secrets, Trust,
     allow::Rules,
+    call::Given,
     registry::{Entry, Offer, Registry},
     upstream::Hold,
 };
@@ -70,6 +71,8 @@ pub struct BuildSpec {
     pub debug: Arc<dyn DebugSink>,
     /// The egress proxy's socket on the host, for servers with `network: "proxy"`.
     pub proxy_socket: Option<PathBuf>,
+    /// Where its servers are listened to.
+    pub thread: CallThread,
 }
 
 /// What the agent's definition and the catalog say of its tools.
@@ -161,7 +164,7 @@ impl Context {
     }
 
     /// What its servers read from the environment.
-    pub fn secrets(&self) -> &Secrets {
+    pub fn secrets(&self) -> &Arc<Secrets> {
         &self.secrets
     }
 
@@ -192,9 +195,9 @@ impl Context {
         permit: Permit,
         id: &CatalogId,
         tool: &str,
-        arguments: Object,
+        arguments: &Object,
         ctx: &CallContext,
-    ) -> Result<CallResult> {
+    ) -> Result<Given> {
         let server = self.servers.read().get(id.as_str()).cloned();
         match server {
             Some(server) => server.call(permit, tool, arguments, ctx).await,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use oubliette_protocol::{
     CatalogId, Error, Object, Result,
     catalog::ToolDefinition,
-    tool::{CallResult, Light, ServerRow},
+    tool::{Light, ServerRow},
 };
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use crate::{
     CallContext, Permit, Secrets,
     builtin::{Builtin, Place},
+    call::Given,
     registry::{Offer, ToolInfo},
     upstream::{Hold, Upstream, UpstreamSpec, UpstreamTool},
 };
@@ -79,6 +80,7 @@ impl Server {
                     env: spec.env.clone(),
                     debug: spec.debug.clone(),
                     proxy_socket: spec.proxy_socket.clone(),
+                    thread: spec.thread.clone(),
                 };
                 let upstream = match before.map(|before| &before.body) {
                     Some(Body::Upstream { upstream: before, .. }) => {
@@ -167,16 +169,19 @@ impl Server {
         &self,
         permit: Permit,
         tool: &str,
-        arguments: Object,
+        arguments: &Object,
         ctx: &CallContext,
-    ) -> Result<CallResult> {
+    ) -> Result<Given> {
         match &self.body {
             // Boxed: it is by far the largest, and every other call would hold its room too.
-            Body::Builtin { builtin, .. } => Box::pin(builtin.call(permit, arguments, ctx)).await,
+            Body::Builtin { builtin, .. } => {
+                let calling = Box::pin(builtin.call(permit, arguments.clone(), ctx));
+                calling.await.map(Given::Result)
+            }
             Body::Upstream { upstream, .. } => {
                 // The permit is spent here: behind this line there is only the one call it was made for.
                 drop(permit);
-                upstream.call(tool, arguments, ctx).await
+                upstream.ask(tool, arguments, ctx).await
             }
         }
     }

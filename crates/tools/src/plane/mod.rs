@@ -23,12 +23,15 @@ use serde_json::{
 };
 use tokio::{sync::watch, task::AbortHandle};
 
-use crate::{CallContext, Callers, Context, DebugSink, Origin, OwnTools, Secrets, Wanted};
+use crate::{
+    CallContext, CallThread, Callers, Context, DebugSink, Origin, OwnTools, Secrets, Wanted,
+    call::{Given, ResultText},
+};
 
 use self::{
     flight::Flights,
     gate::{Pass, Target},
-    record::Record,
+    record::{End, Record},
 };
 
 /// What a plane is made of.
@@ -41,6 +44,8 @@ pub struct PlaneParts {
     pub own: Arc<dyn OwnTools>,
     /// The session's debugger.
     pub debug: Arc<dyn DebugSink>,
+    /// Where its calls are made.
+    pub thread: CallThread,
 }
 
 /// One session's gate.
@@ -49,7 +54,7 @@ pub struct Plane {
     context: ArcSwapOption<Context>,
     follower: Mutex<Option<AbortHandle>>,
     flights: Flights,
-    secrets: Secrets,
+    secrets: Arc<Secrets>,
     changes: watch::Sender<u64>,
 }
 
@@ -57,10 +62,21 @@ pub struct Plane {
 enum Answer {
     /// MCP's shape already.
     Result(CallResult),
+    /// The same, as it stood on the wire.
+    Text(ResultText),
     /// What a caller answered.
     Lent(Value),
     /// One of Oubliette's result objects.
     Object(Value),
+}
+
+impl From<Given> for Answer {
+    fn from(given: Given) -> Self {
+        match given {
+            Given::Result(result) => Answer::Result(result),
+            Given::Text(text) => Answer::Text(text),
+        }
+    }
 }
 
 impl Plane {
@@ -71,7 +87,7 @@ impl Plane {
             context: ArcSwapOption::empty(),
             follower: Mutex::new(None),
             flights: Flights::default(),
-            secrets: Secrets::new(),
+            secrets: Arc::default(),
             changes: watch::Sender::new(0),
         })
     }
@@ -109,6 +125,11 @@ impl Plane {
         self.context.load_full()
     }
 
+    /// The thread to make its calls on; from elsewhere they are made as well, only later.
+    pub fn thread(&self) -> &CallThread {
+        &self.parts.thread
+    }
+
     /// A value that debugger events and error texts must never show, like the agent's key. A key that comes
     /// from inside is to be checked first: there is room for a number of them, not for whatever claims to be
     /// one.
@@ -144,11 +165,21 @@ impl Plane {
         origin: Origin,
         ctx: CallContext,
     ) -> Result<CallResult> {
-        Ok(match Box::pin(self.run(wanted, arguments, origin, ctx)).await? {
-            Answer::Result(result) => result,
-            Answer::Lent(value) => CallResult::from_value(value),
-            Answer::Object(value) => CallResult::data(value),
-        })
+        let context = self.ready()?;
+        let (record, answer) = Box::pin(self.run(&context, wanted, arguments, origin, ctx)).await?;
+        match answer {
+            Ok(answer) => {
+                let result = match &answer {
+                    Answer::Result(result) => result.clone(),
+                    Answer::Text(text) => text.read(),
+                    Answer::Lent(value) => CallResult::from_value(value.clone()),
+                    Answer::Object(value) => CallResult::data(value.clone()),
+                };
+                record.end(End::Answer(answer));
+                Ok(result)
+            }
+            Err(error) => Err(self.failed(record, error)),
+        }
     }
 
     /// Calls a tool; the result is the bare value its source gave, as the text to send.
@@ -159,29 +190,45 @@ impl Plane {
         origin: Origin,
         ctx: CallContext,
     ) -> Result<Box<RawValue>> {
-        let raw = match self.run(wanted, arguments, origin, ctx).await? {
-            Answer::Result(result) => to_raw_value(&result),
-            Answer::Lent(value) | Answer::Object(value) => to_raw_value(&value),
-        };
-        raw.map_err(Error::internal)
+        let context = self.ready()?;
+        let (record, answer) = self.run(&context, wanted, arguments, origin, ctx).await?;
+        match answer {
+            Ok(answer) => {
+                let raw = match &answer {
+                    Answer::Result(result) => to_raw_value(result),
+                    Answer::Text(text) => Ok(text.raw().to_owned()),
+                    Answer::Lent(value) | Answer::Object(value) => to_raw_value(value),
+                };
+                record.end(End::Answer(answer));
+                raw.map_err(Error::internal)
+            }
+            Err(error) => Err(self.failed(record, error)),
+        }
     }
 
-    async fn run(
-        &self,
+    fn ready(&self) -> Result<Arc<Context>> {
+        self.context()
+            .ok_or_else(|| Error::unavailable("the agent's tools are not ready: its context is not built"))
+    }
+
+    fn failed(&self, record: Record<'_>, error: Error) -> Error {
+        record.end(End::Error(error.message.clone()));
+        error
+    }
+
+    /// Lets a call through the gate and makes it.
+    async fn run<'a>(
+        &'a self,
+        context: &'a Context,
         wanted: Wanted,
         arguments: Object,
         origin: Origin,
         ctx: CallContext,
-    ) -> Result<Answer> {
-        let Some(context) = self.context() else {
-            return Err(Error::unavailable(
-                "the agent's tools are not ready: its context is not built",
-            ));
-        };
-        let pass = match self.admit(&context, &wanted, &origin) {
+    ) -> Result<(Record<'a>, Result<Answer>)> {
+        let pass = match self.admit(context, &wanted, &origin) {
             Ok(pass) => pass,
             Err(refused) => {
-                let reason = self.masked(&context, &refused.error.message);
+                let reason = self.masked(context, &refused.error.message);
                 self.parts.debug.record(
                     Some(context.agent()),
                     DebugBody::ToolBlocked {
@@ -195,23 +242,24 @@ impl Plane {
             }
         };
         let flight = self.flights.board(&ctx.cancel);
-        let record = Record::begin(self, &context, &wanted, &pass, &arguments, ctx.turn);
         let ctx = ctx.with_cancel(flight.token());
-        let calling = std::pin::pin!(self.dispatch(&context, pass, arguments, &origin, &ctx));
-        let result = flight.fly(calling).await;
+        let record = Record::begin(self, context, &wanted, &pass, arguments, ctx.turn, flight);
+        let result = {
+            let calling = std::pin::pin!(self.dispatch(context, pass, record.arguments(), &origin, &ctx));
+            record.flight().fly(calling).await
+        };
         let result = result.map_err(|e| Error {
-            message: self.masked(&context, &e.message),
+            message: self.masked(context, &e.message),
             ..e
         });
-        record.end(&result);
-        result
+        Ok((record, result))
     }
 
     async fn dispatch(
         &self,
-        context: &Arc<Context>,
+        context: &Context,
         pass: Pass,
-        arguments: Object,
+        arguments: &Object,
         origin: &Origin,
         ctx: &CallContext,
     ) -> Result<Answer> {
@@ -221,10 +269,10 @@ impl Plane {
             Target::Catalog { id, tool } => context
                 .dispatch(permit, &id, &tool, arguments, ctx)
                 .await
-                .map(Answer::Result),
+                .map(Answer::from),
             Target::Down(reason) => Err(Error::unavailable(reason)),
             Target::Caller { lender, tool } => {
-                let arguments = Value::Object(arguments);
+                let arguments = Value::Object(arguments.clone());
                 tool.check_arguments(&arguments)?;
                 let callers = &self.parts.callers;
                 callers
@@ -234,14 +282,14 @@ impl Plane {
             }
             Target::Own(tool) => {
                 let own = &self.parts.own;
-                own.call(permit, session, origin, &tool, arguments, ctx)
+                own.call(permit, session, origin, &tool, arguments.clone(), ctx)
                     .await
                     .map(Answer::Object)
             }
             Target::Base(tool) => self
                 .parts
                 .own
-                .base(permit, session, &tool, arguments, ctx)
+                .base(permit, session, &tool, arguments.clone(), ctx)
                 .await
                 .map(Answer::Object),
         }

@@ -22,23 +22,25 @@ use super::{
     traffic::{Answer, Attached, ForHttp, Reply},
     wire::NotSent,
 };
-use crate::CallContext;
+use crate::{
+    CallContext,
+    call::{Given, ResultText},
+};
 
 impl Connection {
     /// Calls a tool. One that is lost on the way fails at once and is never repeated: nobody knows what it
     /// did.
-    pub(super) async fn call(&self, tool: &str, arguments: Object, ctx: &CallContext) -> Result<CallResult> {
+    pub(super) async fn call(&self, tool: &str, arguments: &Object, ctx: &CallContext) -> Result<Given> {
         let deadline = tokio::time::sleep(self.request_timeout);
         tokio::pin!(deadline);
         let mut sent = match &self.base.link {
             Some(Link::Wire(wire)) => {
-                let sent = Straight::send(wire, &self.stamp, tool, &arguments, ctx.progress.clone());
-                drop(arguments);
+                let sent = Straight::send(wire, &self.stamp, tool, arguments, ctx.progress.clone());
                 Sent::Straight(sent.map_err(|why| self.unwritten(&why))?)
             }
             _ => tokio::select! {
                 biased;
-                sent = Box::pin(self.send_by_client(tool, arguments, ctx)) => Sent::Client(Box::new(sent?)),
+                sent = Box::pin(self.send_by_client(tool, arguments.clone(), ctx)) => Sent::Client(Box::new(sent?)),
                 () = ctx.cancel.cancelled() => return Err(self.cancelled()),
                 () = &mut deadline => return Err(self.late()),
             },
@@ -73,9 +75,13 @@ impl Connection {
         };
         self.served.store(true, Ordering::Relaxed);
         let Some(result) = result else {
-            return Ok(CallResult::default());
+            return Ok(Given::Result(CallResult::default()));
         };
+        if let Some(text) = ResultText::of(&result) {
+            return Ok(Given::Text(text));
+        }
         read_result(&result)
+            .map(Given::Result)
             .map_err(|why| Error::tool_error(format!("tool server {}: {}", self.server, bounded(&why))))
     }
 

@@ -51,7 +51,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use listing::UpstreamTool;
 
-use crate::{CallContext, DebugSink, Environment, Trust};
+use crate::{CallContext, CallThread, DebugSink, Environment, Trust, call::Given};
 use board::{Board, Phase};
 use connection::Connection;
 use supervisor::{Order, Supervisor};
@@ -79,6 +79,8 @@ pub struct UpstreamSpec {
     pub debug: Arc<dyn DebugSink>,
     /// The proxy's socket on the host, for `network: "proxy"`.
     pub proxy_socket: Option<PathBuf>,
+    /// Where it is listened to.
+    pub thread: CallThread,
 }
 
 /// A tool server of one agent context. Dropping it stops the server; [`Upstream::stop`] also waits.
@@ -127,15 +129,14 @@ impl Upstream {
         let (orders, receiver) = mpsc::channel(8);
         let abandoned = CancellationToken::new();
         let held = abandoned.clone().drop_guard();
-        tokio::spawn(
-            Supervisor {
-                spec,
-                board: board.clone(),
-                orders: receiver,
-                abandoned,
-            }
-            .run(place),
-        );
+        let thread = spec.thread.clone();
+        let supervisor = Supervisor {
+            spec,
+            board: board.clone(),
+            orders: receiver,
+            abandoned,
+        };
+        thread.spawn(supervisor.run(place));
         let patience = Duration::from_millis(timeouts.request_ms.min(timeouts.startup_ms));
         Arc::new(Self {
             board,
@@ -174,6 +175,11 @@ impl Upstream {
     /// Calls one of its tools. While it is being started or restarted the call waits for it; while it is
     /// down it fails at once, with the reason.
     pub async fn call(&self, tool: &str, arguments: Object, ctx: &CallContext) -> Result<CallResult> {
+        self.ask(tool, &arguments, ctx).await.map(Given::read)
+    }
+
+    /// The same; the result may come unread.
+    pub(crate) async fn ask(&self, tool: &str, arguments: &Object, ctx: &CallContext) -> Result<Given> {
         let connection = match self.board.connection() {
             Some(connection) => connection,
             None => Box::pin(self.arrival(ctx)).await?,

@@ -154,13 +154,14 @@ mod tests {
             env: Arc::new(HashMap::from([("KEY".to_owned(), "k-123456".to_owned())])),
             debug: Arc::new(Nowhere),
             proxy_socket: Some("/srv/proxy.sock".into()),
+            thread: crate::CallThread::here(),
         };
         let secrets = Secrets::new();
         order(&spec, &stdio, &secrets).map(|order| (order, secrets))
     }
 
-    #[test]
-    fn a_server_gets_its_own_and_nothing_else() {
+    #[tokio::test]
+    async fn a_server_gets_its_own_and_nothing_else() {
         let more = json!({"args":["-y","--key=${env:KEY}"],"env":{"A":"b","K":"${env:KEY}"},"read_only":["/usr/bin"]});
         let (order, secrets) = order_of(more).unwrap();
         assert_eq!(order.argv, ["npx", "-y", "--key=k-123456"]);
@@ -179,8 +180,8 @@ mod tests {
         assert!(!secrets.is_empty(), "what was read is hidden from then on");
     }
 
-    #[test]
-    fn the_proxy_is_a_socket_a_port_and_its_usual_names() {
+    #[tokio::test]
+    async fn the_proxy_is_a_socket_a_port_and_its_usual_names() {
         let (order, _) = order_of(json!({"network":"proxy","env":{"NO_PROXY":"mine"}})).unwrap();
         assert_eq!(order.network, Network::None);
         assert_eq!(order.sockets, [Socket::new("/srv/proxy.sock", PROXY_SOCKET)]);

@@ -9,7 +9,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicI64, AtomicUsize, Ordering},
+        atomic::{AtomicI64, Ordering},
     },
 };
 
@@ -84,8 +84,6 @@ pub(super) struct Traffic {
     secrets: Arc<Secrets>,
     calls: Mutex<HashMap<i64, Open>>,
     next: AtomicI64,
-    /// How many calls were made past the client and wait.
-    waiting: AtomicUsize,
     progress: Mutex<HashMap<i64, ProgressSink>>,
     unasked: Mutex<Unasked>,
     /// The server says that its tools have changed.
@@ -113,7 +111,6 @@ impl Traffic {
             secrets,
             calls: Mutex::default(),
             next: AtomicI64::new(FIRST_CALL),
-            waiting: AtomicUsize::new(0),
             progress: Mutex::default(),
             unasked: Mutex::new(Unasked::new()),
             list_changed: Notify::new(),
@@ -164,10 +161,7 @@ impl Traffic {
         let open = self.calls.lock().remove(&id)?;
         let token = match &open {
             Open::Client { token, .. } => *token,
-            Open::Call(_) => {
-                self.waiting.fetch_sub(1, Ordering::Relaxed);
-                Some(id)
-            }
+            Open::Call(_) => Some(id),
         };
         if let Some(token) = token {
             self.progress.lock().remove(&token);
@@ -182,7 +176,6 @@ impl Traffic {
         if let Some(sink) = progress {
             self.progress.lock().insert(id, sink);
         }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
         self.calls.lock().insert(id, Open::Call(sender));
         (id, reply)
     }
@@ -207,16 +200,10 @@ impl Traffic {
             .map(|(id, _)| id)
             .collect();
         drop(calls);
-        self.waiting.fetch_sub(left.len(), Ordering::Relaxed);
         let mut progress = self.progress.lock();
         for id in left {
             progress.remove(&id);
         }
-    }
-
-    /// Whether several calls are under way.
-    pub(super) fn crowded(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 1
     }
 
     /// Reads a message off the wire; `None` when the client has no business with it.

@@ -203,7 +203,7 @@ impl Writing {
                 first = self.messages.recv() => first,
             };
             let Some(first) = first else { break };
-            let (messages, whose) = self.gather(first).await;
+            let (messages, whose) = self.gather(first);
             let lengths: Vec<usize> = messages.iter().map(Vec::len).collect();
             let written = tokio::select! {
                 biased;
@@ -229,13 +229,9 @@ impl Writing {
     }
 
     /// What can be written in one piece with `first`.
-    async fn gather(&mut self, first: Outgoing) -> (Vec<Vec<u8>>, Vec<Whose>) {
+    fn gather(&mut self, first: Outgoing) -> (Vec<Vec<u8>>, Vec<Whose>) {
         const MOST: usize = 64;
         const BYTES: usize = 64 * 1024;
-        // Where several calls are under way, others are about to be made: they go first.
-        if self.traffic.crowded() {
-            tokio::task::yield_now().await;
-        }
         let mut bytes = first.bytes.len();
         let (mut messages, mut whose) = (vec![first.bytes], vec![first.whose]);
         while messages.len() < MOST

@@ -20,8 +20,8 @@ use oubliette_protocol::{
 };
 use oubliette_sandbox::{Host, Level, Limits, Local, LocalConfig, Sandbox};
 use oubliette_tools::{
-    BuildSpec, CallContext, Callers, Context, DebugSink, Origin, OwnTools, Permit, Plane, PlaneParts, Trust,
-    Wanted,
+    BuildSpec, CallContext, CallThread, Callers, Context, DebugSink, Origin, OwnTools, Permit, Plane,
+    PlaneParts, Trust, Wanted,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -252,6 +252,7 @@ impl World {
             callers: lenders.clone(),
             own: Arc::new(Own),
             debug: recorder.clone(),
+            thread: CallThread::here(),
         });
         let dir = tempfile::tempdir().unwrap();
         let (env, trust) = (HashMap::new(), Trust::default());
@@ -309,6 +310,7 @@ impl World {
             env: Arc::new(self.env.clone()),
             debug: self.recorder.clone(),
             proxy_socket: None,
+            thread: self.plane.thread().clone(),
         };
         soon("the build", Context::build(spec)).await
     }

@@ -23,7 +23,7 @@ use oubliette_protocol::{
 };
 use oubliette_sandbox::{Host, Sandbox};
 use oubliette_tools::{
-    CallContext, DebugSink, Trust,
+    CallContext, CallThread, DebugSink, Trust,
     upstream::{Upstream, UpstreamSpec},
 };
 use parking_lot::Mutex;
@@ -138,6 +138,7 @@ impl Bench {
             env: Arc::new(HashMap::<String, String>::new()),
             debug: recorder.clone(),
             proxy_socket: None,
+            thread: CallThread::here(),
         };
         Self {
             recorder,
