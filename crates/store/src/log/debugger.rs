@@ -2,7 +2,7 @@
 //! given out twice, also after a restart.
 //!
 //! Recording is for code that must not wait: it puts the event into a queue of bounded size and returns.
-//! The writer takes the queue every few milliseconds, or at once when somebody waits for it: a commit of
+//! The writer takes the queue after a moment, or at once when somebody waits for it: a commit of
 //! its own for every tool call would cost more than the call.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -29,10 +29,12 @@ use crate::{fault::read_error, writer::Counter};
 
 /// What may wait to be written, in bytes of JSON. Past it events are dropped, and the log says so.
 const QUEUE_BYTES: usize = 8 * 1024 * 1024;
-/// How long what nobody waits for may gather.
-const GATHER: Duration = Duration::from_millis(20);
+/// How long what nobody waits for may gather: many events in one commit cost little more than a few.
+const GATHER: Duration = Duration::from_millis(60);
+/// And how long while somebody follows.
+const GATHER_FOLLOWED: Duration = Duration::from_millis(20);
 /// How much may gather, in bytes of JSON.
-const GATHER_BYTES: usize = 256 * 1024;
+const GATHER_BYTES: usize = 1024 * 1024;
 /// The most one [`DebugLog::read`] gives, in bytes of JSON.
 const READ_BYTES: usize = 8 * 1024 * 1024;
 
@@ -262,7 +264,10 @@ impl Queue {
         let before = waiting.due;
         let due = match job.reply.is_some() || waiting.bytes > GATHER_BYTES {
             true => now,
-            false => before.unwrap_or(now + GATHER),
+            false => before.unwrap_or_else(|| match self.tail.is_followed() {
+                true => now + GATHER_FOLLOWED,
+                false => now + GATHER,
+            }),
         };
         waiting.due = Some(due);
         waiting.jobs.push_back(job);

@@ -10,7 +10,7 @@ use crate::fault::Fault;
 type Bound = Query<'static, Sqlite, SqliteArguments>;
 
 /// Rows of one statement.
-const SIZES: [usize; 3] = [64, 8, 1];
+const SIZES: [usize; 4] = [256, 64, 8, 1];
 
 /// `INSERT` statements for every size.
 pub(crate) struct Insert([String; SIZES.len()]);
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn every_size_has_its_placeholders() {
         let insert = Insert::new("t (a, b)", 2);
-        assert_eq!(insert.0[2], "INSERT INTO t (a, b) VALUES (?,?)");
-        assert_eq!(insert.0[1].matches("(?,?)").count(), 8, "{}", insert.0[1]);
+        assert_eq!(insert.0[3], "INSERT INTO t (a, b) VALUES (?,?)");
+        assert_eq!(insert.0[2].matches("(?,?)").count(), 8, "{}", insert.0[2]);
     }
 }

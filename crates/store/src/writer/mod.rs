@@ -33,7 +33,7 @@ const WAITING: usize = 1024;
 /// Most writes in one group.
 const GROUP: usize = 512;
 /// Most debugger events in one group.
-const DEBUG_GROUP: usize = 512;
+const DEBUG_GROUP: usize = 1024;
 
 /// How the rest of the crate reaches the writer.
 #[derive(Clone)]
