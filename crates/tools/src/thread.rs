@@ -5,6 +5,7 @@
 //! over the threads. Whatever is not a call stays with the rest of the server.
 
 use std::{
+    convert::Infallible,
     io,
     sync::{
         Arc,
@@ -93,16 +94,16 @@ fn start(ended: CancellationToken) -> io::Result<Inner> {
         .thread_keep_alive(Duration::from_secs(5))
         .enable_all()
         .build()?;
+    let vigil = Arc::<Vigil>::default();
     let inner = Inner {
         runtime: runtime.handle().clone(),
-        vigil: Some(Arc::default()),
+        vigil: Some(vigil.clone()),
     };
-    let vigil = inner.vigil.clone();
     thread::Builder::new().name("calls".into()).spawn(move || {
         runtime.block_on(async {
             tokio::select! {
                 () = ended.cancelled() => {}
-                () = async { vigil.unwrap_or_default().keep().await } => {}
+                never = vigil.keep() => match never {},
             }
         });
         runtime.shutdown_background();
@@ -148,7 +149,7 @@ impl Vigil {
         }
     }
 
-    async fn keep(&self) {
+    async fn keep(&self) -> Infallible {
         let mut wakeful = WAKEFUL;
         loop {
             let asleep = Instant::now();

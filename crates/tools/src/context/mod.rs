@@ -164,7 +164,7 @@ impl Context {
     }
 
     /// What its servers read from the environment.
-    pub fn secrets(&self) -> &Arc<Secrets> {
+    pub fn secrets(&self) -> &Secrets {
         &self.secrets
     }
 

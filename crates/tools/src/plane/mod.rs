@@ -54,7 +54,7 @@ pub struct Plane {
     context: ArcSwapOption<Context>,
     follower: Mutex<Option<AbortHandle>>,
     flights: Flights,
-    secrets: Arc<Secrets>,
+    secrets: Secrets,
     changes: watch::Sender<u64>,
 }
 
@@ -87,7 +87,7 @@ impl Plane {
             context: ArcSwapOption::empty(),
             follower: Mutex::new(None),
             flights: Flights::default(),
-            secrets: Arc::default(),
+            secrets: Secrets::new(),
             changes: watch::Sender::new(0),
         })
     }
@@ -178,7 +178,7 @@ impl Plane {
                 record.end(End::Answer(answer));
                 Ok(result)
             }
-            Err(error) => Err(self.failed(record, error)),
+            Err(error) => Err(record.failed(error)),
         }
     }
 
@@ -202,18 +202,13 @@ impl Plane {
                 record.end(End::Answer(answer));
                 raw.map_err(Error::internal)
             }
-            Err(error) => Err(self.failed(record, error)),
+            Err(error) => Err(record.failed(error)),
         }
     }
 
     fn ready(&self) -> Result<Arc<Context>> {
         self.context()
             .ok_or_else(|| Error::unavailable("the agent's tools are not ready: its context is not built"))
-    }
-
-    fn failed(&self, record: Record<'_>, error: Error) -> Error {
-        record.end(End::Error(error.message.clone()));
-        error
     }
 
     /// Lets a call through the gate and makes it.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use oubliette_protocol::{
-    Object,
+    Error, Object,
     debug::{DebugBody, KEEP_BYTES, kept},
     tool::{CallResult, Source},
 };
@@ -22,6 +22,7 @@ pub(super) struct Record<'a> {
     plane: &'a Plane,
     context: &'a Context,
     started: Instant,
+    arguments: Object,
     call: Option<Call>,
     /// Under way until it is recorded.
     flight: Flight<'a>,
@@ -32,7 +33,6 @@ struct Call {
     canonical: String,
     source: Source,
     server: Option<String>,
-    arguments: Object,
     turn: Option<u64>,
 }
 
@@ -57,13 +57,13 @@ impl<'a> Record<'a> {
             canonical: pass.permit.canonical().to_owned(),
             source: pass.permit.source(),
             server: pass.server.clone(),
-            arguments,
             turn,
         };
         Self {
             plane,
             context,
             started: Instant::now(),
+            arguments,
             call: Some(call),
             flight,
         }
@@ -77,22 +77,28 @@ impl Record<'_> {
 
     /// What it was called with.
     pub(super) fn arguments(&self) -> &Object {
-        static NONE: std::sync::LazyLock<Object> = std::sync::LazyLock::new(Object::new);
-        self.call.as_ref().map_or(&NONE, |call| &call.arguments)
+        &self.arguments
     }
 
     pub(super) fn end(mut self, end: End) {
         self.write(end);
     }
 
+    /// It ended with this error, which is given back.
+    pub(super) fn failed(self, error: Error) -> Error {
+        self.end(End::Error(error.message.clone()));
+        error
+    }
+
     fn write(&mut self, end: End) {
         let Some(call) = self.call.take() else { return };
         let duration_ms = self.started.elapsed().as_secs_f64() * 1_000.0;
-        let secrets = [&*self.plane.secrets, &**self.context.secrets()];
+        let arguments = std::mem::take(&mut self.arguments);
+        let secrets = [&self.plane.secrets, self.context.secrets()];
         let (debug, agent) = (&self.plane.parts.debug, Some(self.context.agent()));
-        match call.plainly(&end, duration_ms, secrets) {
+        match call.plainly(&arguments, &end, duration_ms, secrets) {
             Some(text) => debug.record_text(agent, TOOL_CALL, text),
-            None => debug.record(agent, call.carefully(end, duration_ms, secrets)),
+            None => debug.record(agent, call.carefully(arguments, end, duration_ms, secrets)),
         }
     }
 }
@@ -106,7 +112,13 @@ impl Drop for Record<'_> {
 impl Call {
     /// The event's text, put together from what is text already: most calls need no more. None where something
     /// may have to be hidden or cut.
-    fn plainly(&self, end: &End, duration_ms: f64, secrets: [&Secrets; 2]) -> Option<String> {
+    fn plainly(
+        &self,
+        arguments: &Object,
+        end: &End,
+        duration_ms: f64,
+        secrets: [&Secrets; 2],
+    ) -> Option<String> {
         /// [`DebugBody::ToolCall`] as it is written.
         #[derive(Serialize)]
         struct ToolCall<'a> {
@@ -134,7 +146,7 @@ impl Call {
             tool: &self.tool,
             canonical: &self.canonical,
             source: self.source,
-            arguments: &self.arguments,
+            arguments,
             ok: true,
             duration_ms,
             server: self.server.as_deref(),
@@ -149,7 +161,7 @@ impl Call {
     }
 
     /// The event with every secret taken out, cut to what is kept.
-    fn carefully(self, end: End, duration_ms: f64, secrets: [&Secrets; 2]) -> DebugBody {
+    fn carefully(self, arguments: Object, end: End, duration_ms: f64, secrets: [&Secrets; 2]) -> DebugBody {
         let read = |result: CallResult| {
             let error = result.is_error.then(|| result.joined_text());
             (!result.is_error, serde_json::to_value(result).ok(), error)
@@ -160,7 +172,7 @@ impl Call {
             End::Answer(Answer::Lent(value) | Answer::Object(value)) => (true, Some(value), None),
             End::Error(error) => (false, None, Some(error)),
         };
-        let mut arguments = Value::Object(self.arguments);
+        let mut arguments = Value::Object(arguments);
         if self.source == Source::Oubliette {
             secret::mask_own(&mut arguments);
             result.iter_mut().for_each(secret::mask_own);
@@ -204,9 +216,12 @@ mod tests {
             canonical: "@srv/echo".into(),
             source: Source::Catalog,
             server: Some("srv".into()),
-            arguments: Object::from_iter([("text".to_owned(), json!("hi"))]),
             turn: Some(3),
         }
+    }
+
+    fn arguments() -> Object {
+        Object::from_iter([("text".to_owned(), json!("hi"))])
     }
 
     fn answer(text: &str) -> End {
@@ -218,8 +233,10 @@ mod tests {
     #[test]
     fn an_event_put_together_is_the_one_that_is_made() {
         let none = Secrets::new();
-        let text = call().plainly(&answer(PLAIN), 1.5, [&none, &none]).unwrap();
-        let made = call().carefully(answer(PLAIN), 1.5, [&none, &none]);
+        let text = call()
+            .plainly(&arguments(), &answer(PLAIN), 1.5, [&none, &none])
+            .unwrap();
+        let made = call().carefully(arguments(), answer(PLAIN), 1.5, [&none, &none]);
         assert_eq!(serde_json::from_str::<DebugBody>(&text).unwrap(), made);
         assert_eq!(made.kind(), TOOL_CALL);
     }
@@ -231,18 +248,38 @@ mod tests {
         let said =
             |text: &str| format!(r#"{{"content":[{{"type":"text","text":"{text}"}}],"isError":false}}"#);
         // Where nothing is escaped it is seen whether a secret is there.
-        assert!(call().plainly(&answer(PLAIN), 0.0, [&secrets, &none]).is_some());
+        assert!(
+            call()
+                .plainly(&arguments(), &answer(PLAIN), 0.0, [&secrets, &none])
+                .is_some()
+        );
         for text in ["a s3cret-value b", "a \\u0073\\u0033cret-value b"] {
             let end = answer(&said(text));
-            assert!(call().plainly(&end, 0.0, [&none, &secrets]).is_none(), "{text}");
-            let made = serde_json::to_string(&call().carefully(end, 0.0, [&none, &secrets])).unwrap();
+            assert!(
+                call()
+                    .plainly(&arguments(), &end, 0.0, [&none, &secrets])
+                    .is_none(),
+                "{text}"
+            );
+            let made =
+                serde_json::to_string(&call().carefully(arguments(), end, 0.0, [&none, &secrets])).unwrap();
             assert!(!made.contains("s3cret") && made.contains("a ••• b"), "{made}");
         }
         let large = answer(&said(&"x".repeat(KEEP_BYTES)));
-        assert!(call().plainly(&large, 0.0, [&none, &none]).is_none());
+        assert!(
+            call()
+                .plainly(&arguments(), &large, 0.0, [&none, &none])
+                .is_none()
+        );
         let failed = answer(r#"{"content":[{"type":"text","text":"no"}],"isError":true}"#);
-        assert!(call().plainly(&failed, 0.0, [&none, &none]).is_none());
-        let DebugBody::ToolCall { ok, error, .. } = call().carefully(failed, 0.0, [&none, &none]) else {
+        assert!(
+            call()
+                .plainly(&arguments(), &failed, 0.0, [&none, &none])
+                .is_none()
+        );
+        let DebugBody::ToolCall { ok, error, .. } =
+            call().carefully(arguments(), failed, 0.0, [&none, &none])
+        else {
             panic!()
         };
         assert_eq!((ok, error.as_deref()), (false, Some("no")));
