@@ -15,6 +15,7 @@
 //! - `wire`: what the driver and the inner stage say to each other.
 //! - [`inner`]: the inner stage, pid 1 of every sandbox; part of `oubliette-client`.
 //! - `stop`, `disk`: ending a tool server politely; watching how much a workspace holds.
+//! - `slice`: how long a thread has the processor at once; here because it takes unsafe code to ask.
 //!
 //! Without the feature `driver` only the inner stage is built.
 
@@ -42,6 +43,8 @@ mod local;
 #[cfg(feature = "driver")]
 pub mod paths;
 #[cfg(feature = "driver")]
+mod slice;
+#[cfg(feature = "driver")]
 mod stop;
 
 pub use level::Level;
@@ -59,5 +62,7 @@ pub use host::Host;
 pub use local::{Local, LocalConfig};
 #[cfg(feature = "driver")]
 pub use paths::Paths;
+#[cfg(feature = "driver")]
+pub use slice::ask_slices;
 #[cfg(feature = "driver")]
 pub use stop::{Grace, stop};

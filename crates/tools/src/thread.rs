@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use oubliette_sandbox::ask_slices;
 use parking_lot::Mutex;
 use tokio::{
     runtime::{Builder, Handle},
@@ -26,6 +27,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const WAKEFUL: Duration = Duration::from_micros(30);
 /// And how long at most, where the next call has come soon again and again.
 const MOST_WAKEFUL: Duration = Duration::from_micros(200);
+
+/// How long a thread has the processor at once: a call takes a small part of it.
+const SLICE: Duration = Duration::from_micros(100);
 
 /// A few threads for calls, started as sessions need them and ended with this.
 pub struct CallThreads {
@@ -100,6 +104,9 @@ fn start(ended: CancellationToken) -> io::Result<Inner> {
         vigil: Some(vigil.clone()),
     };
     thread::Builder::new().name("calls".into()).spawn(move || {
+        if let Err(error) = ask_slices(SLICE) {
+            tracing::debug!(%error, "the thread for calls has the processor as long at once as any other");
+        }
         runtime.block_on(async {
             tokio::select! {
                 () = ended.cancelled() => {}

@@ -180,6 +180,11 @@ impl Traffic {
         (id, reply)
     }
 
+    /// How many calls are under way.
+    pub(super) fn open_calls(&self) -> usize {
+        self.calls.lock().len()
+    }
+
     /// Closes a call nobody waits for any more; whether it was open.
     pub(super) fn give_up(&self, id: i64) -> bool {
         self.close(id).is_some()

@@ -4,9 +4,12 @@
 //! comes together into one write and never makes anyone wait for a server that does not read: what cannot be
 //! written yet is held up to a limit, and past it refused.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -16,13 +19,21 @@ use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::Transport,
 };
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::{
+    sync::{Mutex, mpsc, oneshot},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     limits,
     traffic::{Ending, Traffic},
 };
+
+/// So many calls under way at once are a crowd.
+const CROWD: usize = 4;
+/// How long the first of a crowd waits for others to go with it.
+const TOGETHER: Duration = Duration::from_micros(20);
 
 /// The reading half of a transport.
 #[async_trait]
@@ -203,6 +214,7 @@ impl Writing {
                 first = self.messages.recv() => first,
             };
             let Some(first) = first else { break };
+            self.others().await;
             let (messages, whose) = self.gather(first);
             let lengths: Vec<usize> = messages.iter().map(Vec::len).collect();
             let written = tokio::select! {
@@ -226,6 +238,17 @@ impl Writing {
             self.tell(left.whose, &Err(closed()));
         }
         let _ = tokio::time::timeout(limits::LAST_WORDS, self.writer.close()).await;
+    }
+
+    /// Lets others come along where many calls are under way: a server that hears one at a time is woken for each.
+    async fn others(&mut self) {
+        if self.traffic.open_calls() < CROWD {
+            return;
+        }
+        let since = Instant::now();
+        while self.messages.len() + 1 < CROWD && since.elapsed() < TOGETHER {
+            tokio::task::yield_now().await;
+        }
     }
 
     /// What can be written in one piece with `first`.
@@ -299,5 +322,55 @@ impl Transport<RoleClient> for Wire {
 
     async fn close(&mut self) -> Result<(), NotSent> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that says nothing, and how many messages it was given at a time.
+    struct Silent;
+    struct Counts(mpsc::UnboundedSender<usize>);
+
+    #[async_trait]
+    impl FrameRead for Silent {
+        async fn next(&mut self) -> Result<Option<Bytes>, String> {
+            std::future::pending().await
+        }
+    }
+
+    #[async_trait]
+    impl FrameWrite for Counts {
+        async fn write(&mut self, messages: Vec<Vec<u8>>) -> Result<(), String> {
+            self.0.send(messages.len()).map_err(|error| error.to_string())
+        }
+
+        async fn close(&mut self) {}
+    }
+
+    /// So many calls, posted one after the other; time stands still as long as anything is to be done.
+    async fn written(calls: usize) -> Vec<usize> {
+        let (counts, mut counted) = mpsc::unbounded_channel();
+        let traffic = Traffic::new("server".parse().unwrap(), Arc::default());
+        let wire = Wire::new(Silent, Counts(counts), traffic.clone());
+        let open: Vec<_> = (0..calls).map(|_| traffic.open_call(None)).collect();
+        for (id, _) in &open {
+            wire.post_call(*id, b"{}".to_vec()).unwrap();
+            for _ in 0..3 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let mut written = Vec::new();
+        while written.iter().sum::<usize>() < calls {
+            written.push(counted.recv().await.unwrap());
+        }
+        written
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_crowd_of_calls_goes_together_and_a_few_go_at_once() {
+        assert_eq!(written(CROWD).await, [CROWD]);
+        assert_eq!(written(CROWD - 1).await, [1; CROWD - 1]);
     }
 }
