@@ -5,22 +5,44 @@ use std::{io, time::Duration};
 /// Asks for the processor in slices of this length for the calling thread, and for none that it starts.
 ///
 /// A thread that works in short bursts is served sooner so, and gives up less when it yields; its share of the
-/// processor stays the same. Any thread may ask. A kernel before Linux 6.12 takes no notice.
-#[allow(unsafe_code)]
+/// processor stays the same. Any thread may ask. A kernel before Linux 6.12 takes no notice, and a thread that the
+/// operator gave another policy keeps that.
 pub fn ask_slices(length: Duration) -> io::Result<()> {
-    let nice = rustix::process::getpriority_process(None)?;
-    let attributes = libc::sched_attr {
-        size: size_of::<libc::sched_attr>() as u32,
-        sched_policy: libc::SCHED_OTHER as u32,
-        sched_flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,
-        sched_nice: nice,
+    let mut attributes = attributes()?;
+    if attributes.sched_policy != libc::SCHED_OTHER as u32 {
+        return Ok(());
+    }
+    attributes.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
+    attributes.sched_runtime = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+    set(&attributes)
+}
+
+/// What the kernel says of the calling thread.
+#[allow(unsafe_code)]
+fn attributes() -> io::Result<libc::sched_attr> {
+    let mut attributes = libc::sched_attr {
+        size: 0,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
         sched_priority: 0,
-        sched_runtime: u64::try_from(length.as_nanos()).unwrap_or(u64::MAX),
+        sched_runtime: 0,
         sched_deadline: 0,
         sched_period: 0,
     };
+    let size = size_of::<libc::sched_attr>();
+    // SAFETY: the kernel writes no more than this size, into a structure of numbers; thread 0 is the calling one.
+    check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) })?;
+    Ok(attributes)
+}
+
+#[allow(unsafe_code)]
+fn set(attributes: &libc::sched_attr) -> io::Result<()> {
     // SAFETY: the structure outlives the call and tells its own size; thread 0 is the calling one.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const *attributes, 0) })
+}
+
+fn check(result: libc::c_long) -> io::Result<()> {
     match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -31,26 +53,11 @@ pub fn ask_slices(length: Duration) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// What the kernel says of the calling thread.
-    #[allow(unsafe_code)]
-    fn attributes() -> libc::sched_attr {
-        // SAFETY: all fields are numbers, and zero is one; the kernel writes no more than it is told may be written.
-        unsafe {
-            let mut attributes: libc::sched_attr = std::mem::zeroed();
-            let size = size_of::<libc::sched_attr>();
-            assert_eq!(
-                libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0),
-                0
-            );
-            attributes
-        }
-    }
-
     #[test]
     fn a_thread_keeps_its_niceness_and_its_children_get_nothing() {
-        let before = attributes();
+        let before = attributes().unwrap();
         ask_slices(Duration::from_micros(100)).unwrap();
-        let after = attributes();
+        let after = attributes().unwrap();
         assert_eq!(after.sched_nice, before.sched_nice);
         assert_eq!(after.sched_policy, before.sched_policy);
         assert_eq!(after.sched_flags, libc::SCHED_FLAG_RESET_ON_FORK as u64);
@@ -60,10 +67,21 @@ mod tests {
             "{}",
             after.sched_runtime
         );
-        let child = std::thread::spawn(attributes).join().unwrap();
+        let child = std::thread::spawn(attributes).join().unwrap().unwrap();
         assert_eq!(
             (child.sched_flags, child.sched_runtime),
             (0, before.sched_runtime)
         );
+    }
+
+    #[test]
+    fn a_thread_with_a_policy_of_its_own_keeps_it() {
+        let mut own = attributes().unwrap();
+        own.sched_policy = libc::SCHED_BATCH as u32;
+        set(&own).unwrap();
+        ask_slices(Duration::from_micros(100)).unwrap();
+        let after = attributes().unwrap();
+        assert_eq!(after.sched_policy, own.sched_policy);
+        assert_ne!(after.sched_runtime, 100_000);
     }
 }
