@@ -1,4 +1,5 @@
-// Tools by plain JSON, and the event streams. The cookie is the browser's to keep: no script sees a token.
+// Calls of the server's tools over REST, and its event streams. Login uses a cookie that scripts cannot read, so no
+// script sees a token.
 
 export class ApiError extends Error {
   constructor(
@@ -10,24 +11,24 @@ export class ApiError extends Error {
   }
 }
 
-/** Called when the server says the login is over. Until the next login nothing is asked of it. */
+/** Called when the server answers 401: the login has ended. Until the next login no request is sent. */
 let onLoggedOut: () => void = () => {};
-let out = false;
-/** Counts logins: an answer to what was asked under an earlier one says nothing about this one. */
-let era = 0;
+let loggedOut = false;
+/** Counts logins, so that a 401 to a request of an earlier login does not end the current one. */
+let loginCount = 0;
 export function whenLoggedOut(run: () => void): void {
   onLoggedOut = run;
 }
 
-function over(asked: number): void {
-  if (asked !== era) return;
-  out = true;
+function loginEnded(asked: number): void {
+  if (asked !== loginCount) return;
+  loggedOut = true;
   onLoggedOut();
 }
 
-/** A request whose answer is not JSON: a file, a listing. */
+/** GETs a path and returns the response, for answers that are not JSON (a file). */
 export async function get(path: string): Promise<Response> {
-  const asked = era;
+  const asked = loginCount;
   let answer: Response;
   try {
     answer = await fetch(path, { credentials: "same-origin" });
@@ -35,14 +36,14 @@ export async function get(path: string): Promise<Response> {
     throw new ApiError("unreachable", "The server cannot be reached. It may be restarting.", 0);
   }
   if (answer.ok) return answer;
-  if (answer.status === 401) over(asked);
+  if (answer.status === 401) loginEnded(asked);
   const body = (await answer.json().catch(() => null)) as { error?: { code: string; message: string } } | null;
   throw new ApiError(body?.error?.code ?? "internal", body?.error?.message ?? `The server answered ${answer.status}.`, answer.status);
 }
 
 async function request(path: string, init: RequestInit): Promise<unknown> {
-  if (out && path !== "/api/login") throw new ApiError("unauthenticated", "Your login has ended.", 401);
-  const asked = era;
+  if (loggedOut && path !== "/api/login") throw new ApiError("unauthenticated", "Your login has ended.", 401);
+  const asked = loginCount;
   let answer: Response;
   try {
     answer = await fetch(path, { ...init, credentials: "same-origin" });
@@ -58,7 +59,7 @@ async function request(path: string, init: RequestInit): Promise<unknown> {
   }
   if (!answer.ok) {
     const error = (body as { error?: { code: string; message: string } } | null)?.error;
-    if (answer.status === 401 && path !== "/api/login") over(asked);
+    if (answer.status === 401 && path !== "/api/login") loginEnded(asked);
     throw new ApiError(error?.code ?? "internal", error?.message ?? `The server answered ${answer.status}.`, answer.status);
   }
   return body;
@@ -77,8 +78,8 @@ export function tool<T>(name: string, args: Record<string, unknown> = {}): Promi
   return post(`/api/tools/${name}`, args) as Promise<T>;
 }
 
-/** Every page of a list. */
-export async function all<T>(name: string, key: string, args: Record<string, unknown> = {}): Promise<T[]> {
+/** Calls a list tool until its last page (at most about 20,000 items); `key` is the result's field with the items. */
+export async function allPages<T>(name: string, key: string, args: Record<string, unknown> = {}): Promise<T[]> {
   const found: T[] = [];
   let cursor: string | undefined;
   do {
@@ -91,8 +92,8 @@ export async function all<T>(name: string, key: string, args: Record<string, unk
 
 export async function login(token: string): Promise<void> {
   await post("/api/login", { token });
-  out = false;
-  era++;
+  loggedOut = false;
+  loginCount++;
 }
 
 export function logout(): Promise<unknown> {
@@ -104,8 +105,8 @@ export interface Stream {
 }
 
 /**
- * Follows an event stream from an index. The log is the truth: after any break it asks again for what comes
- * after the last event it handed over, so nothing is lost and nothing comes twice.
+ * Follows an event stream after an index. After a lost connection it asks for the events after the last one it
+ * handed over, so none is lost or repeated. `state` reports whether the stream is connected.
  */
 export function follow<T extends { index: number }>(
   path: string,
@@ -119,7 +120,7 @@ export function follow<T extends { index: number }>(
 
   const open = () => {
     if (closed) return;
-    if (out) {
+    if (loggedOut) {
       retry = setTimeout(open, 700);
       return;
     }

@@ -1,4 +1,4 @@
-// What the whole page shares: who is logged in, where we are, what to tell.
+// State shared by the whole page: login, route, messages to the user (toasts), drafts, theme.
 import { ApiError, tool, whenLoggedOut } from "./api";
 import type { Scope } from "./types";
 
@@ -11,15 +11,15 @@ export interface Toast {
 let nextToast = 0;
 
 class App {
-  /** null: not known yet. */
+  /** null: not yet known. */
   loggedIn = $state<boolean | null>(null);
-  /** The login ran out under an open page: what is on it stays, out of sight, until the next login. */
+  /** The login ended while a page was open: the page stays mounted but hidden until the next login. */
   expired = $state(false);
   info = $state<Record<string, unknown>>({});
   route = $state(location.hash.slice(1) || "/");
   toasts = $state<Toast[]>([]);
   now = $state(Date.now());
-  /** Drafts outlive a login that runs out. */
+  /** Unsent messages by key; they survive the end of a login. */
   drafts = $state<Record<string, string>>({});
   theme = $state<"auto" | "light" | "dark">("auto");
 
@@ -45,7 +45,7 @@ class App {
     });
   }
 
-  /** Whether the login reaches so far. The server decides; this only keeps the page from offering what it refuses. */
+  /** Whether the login has this scope. The server enforces it; this only hides what it would refuse. */
   can(scope: Scope): boolean {
     const order = ["read", "write", "admin"];
     return order.indexOf(String(this.info["scope"] ?? "admin")) >= order.indexOf(scope);
@@ -53,13 +53,13 @@ class App {
 
   go(...parts: string[]): void {
     location.hash = "/" + parts.map(encodeURIComponent).join("/");
-    // At once: the event that tells of it comes later.
+    // Set at once: the hashchange event comes later.
     this.route = location.hash.slice(1) || "/";
   }
 
   tell(text: string, kind: Toast["kind"] = "info"): void {
     const id = nextToast++;
-    // Said once is enough: what repeats takes the place of what was said.
+    // A repeated message replaces the earlier one.
     this.toasts = [...this.toasts.filter((t) => t.text !== text).slice(-3), { id, kind, text }];
     setTimeout(() => this.dismiss(id), kind === "error" ? 15_000 : 6_000);
   }
@@ -68,7 +68,7 @@ class App {
     this.toasts = this.toasts.filter((t) => t.id !== id);
   }
 
-  /** Runs something for a person: what goes wrong is told. */
+  /** Runs an action of the user; an error is shown as a toast, and the result is then undefined. */
   async attempt<T>(work: () => Promise<T>): Promise<T | undefined> {
     try {
       return await work();

@@ -1,4 +1,4 @@
-// Small words for times, sizes and values.
+// Times, sizes and JSON values as short text.
 
 export function age(from: string | undefined, now: number): string {
   if (!from) return "";
@@ -15,13 +15,13 @@ export function millis(ms: number): string {
   return `${(ms / 1000).toFixed(2)} s`;
 }
 
-/** A moment on the reader's clock. */
-export function clock(ts: string): string {
+/** The local time of day of a timestamp, HH:MM:SS. */
+export function timeOfDay(ts: string): string {
   const at = new Date(ts);
   return Number.isNaN(at.getTime()) ? ts : at.toTimeString().slice(0, 8);
 }
 
-export function moment(ts: string | undefined): string {
+export function dateTime(ts: string | undefined): string {
   if (!ts) return "";
   const at = new Date(ts);
   const two = (n: number) => String(n).padStart(2, "0");
@@ -35,10 +35,10 @@ export function bytes(count: number): string {
 }
 
 /**
- * A value as text, cut short. Only what is shown is ever made: a page must not freeze over a large result, and
- * turning all of it into text for one line would do that.
+ * A value as text of at most `most` characters, and how many were cut. Only the shown part is built: serialising a
+ * large result completely would freeze the page.
  */
-export function show(value: unknown, most = 20_000, indent = 2): { text: string; cut: number } {
+export function toText(value: unknown, most = 20_000, indent = 2): { text: string; cut: number } {
   const parts: string[] = [];
   let made = 0;
   let cut = 0;
@@ -77,15 +77,15 @@ export function show(value: unknown, most = 20_000, indent = 2): { text: string;
   return { text: parts.join(""), cut };
 }
 
-/** One line for a value. */
+/** A value on one line of at most `most` characters. */
 export function brief(value: unknown, most = 120): string {
-  const { text, cut } = show(typeof value === "string" ? value.slice(0, most * 4) : value, most, 0);
+  const { text, cut } = toText(typeof value === "string" ? value.slice(0, most * 4) : value, most, 0);
   const line = text.replace(/\s+/g, " ");
   return cut || (typeof value === "string" && value.length > most * 4) ? `${line.slice(0, most)}…` : line;
 }
 
-/** The words of a tool's result, if words are all it is. */
-export function words(value: unknown): string | undefined {
+/** The text of a tool's result, if all its content blocks are text. */
+export function resultText(value: unknown): string | undefined {
   const blocks = (value as { content?: unknown } | null | undefined)?.content;
   if (!Array.isArray(blocks) || !blocks.length) return undefined;
   const texts = blocks.map((block) => (block as { type?: string; text?: unknown } | null)?.type === "text" && (block as { text?: unknown }).text);

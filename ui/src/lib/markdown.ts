@@ -1,4 +1,4 @@
-// Markdown from an agent, rendered safely: parsed, coloured, then cleaned of everything that could run.
+// Markdown from an agent, rendered safely: parsed, highlighted, then sanitised of everything that could run.
 import DOMPurify from "dompurify";
 import hljs from "highlight.js/lib/core";
 import bash from "highlight.js/lib/languages/bash";
@@ -23,7 +23,7 @@ export function escape(text: string): string {
   return text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 }
 
-/** Colours code when its language is known and it is not too long to colour. */
+/** Highlights code if its language is known and it is not too long. */
 export function highlight(code: string, language?: string): string {
   if (!language || !hljs.getLanguage(language) || code.length > 50_000) return escape(code);
   return hljs.highlight(code, { language, ignoreIllegals: true }).value;
@@ -37,11 +37,11 @@ const marked = new Marked({
       const language = lang?.split(/\s/)[0];
       return `<pre><code class="hljs">${highlight(text, language)}</code></pre>`;
     },
-    // HTML in Markdown is shown, not interpreted.
+    // HTML in Markdown is shown as text.
     html({ text }) {
       return escape(text);
     },
-    // An image is a request to somewhere else: it is named, not fetched.
+    // An image would be a request to another server, so only its name is shown.
     image({ text, href }) {
       return `<span class="image">[image: ${escape(text || href)}]</span>`;
     },
@@ -57,11 +57,11 @@ const ALLOWED = {
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
 };
 
-/** The most text that is rendered as Markdown; more is shown plain. */
-const MOST = 200_000;
+/** The longest text that is rendered as Markdown, in characters; longer text is shown plain. */
+const MAX_MARKDOWN_CHARS = 200_000;
 
 export function render(text: string): string {
-  if (text.length > MOST) return `<pre>${escape(text.slice(0, MOST))}…</pre>`;
+  if (text.length > MAX_MARKDOWN_CHARS) return `<pre>${escape(text.slice(0, MAX_MARKDOWN_CHARS))}…</pre>`;
   const html = marked.parse(text, { async: false });
   const clean = DOMPurify.sanitize(html, { ...ALLOWED, RETURN_DOM_FRAGMENT: true });
   for (const link of clean.querySelectorAll("a")) {

@@ -1,6 +1,6 @@
-// A standard `mcpServers` block, as other MCP clients use it, made into catalog entries.
+// Converts a standard `mcpServers` block, as other MCP clients use it, into catalog entries.
 
-interface Pasted {
+interface McpServerBlock {
   command?: string;
   args?: string[];
   env?: Record<string, string>;
@@ -9,17 +9,17 @@ interface Pasted {
   headers?: Record<string, string>;
 }
 
-export type Entry = { id: string } & Record<string, unknown>;
+export type ImportedEntry = { id: string } & Record<string, unknown>;
 
-export function fromMcpServers(text: string): Entry[] {
+export function fromMcpServers(text: string): ImportedEntry[] {
   const root = JSON.parse(text) as Record<string, unknown>;
-  const block = (root["mcpServers"] ?? root["servers"] ?? root) as Record<string, Pasted>;
-  const entries = Object.entries(block).map(([name, server]) => entry(name, server));
+  const block = (root["mcpServers"] ?? root["servers"] ?? root) as Record<string, McpServerBlock>;
+  const entries = Object.entries(block).map(([name, server]) => toCatalogEntry(name, server));
   if (entries.length === 0) throw new Error("There is no server in this block.");
   return entries;
 }
 
-function entry(name: string, server: Pasted): Entry {
+function toCatalogEntry(name: string, server: McpServerBlock): ImportedEntry {
   const id = name.toLowerCase().replace(/[^a-z0-9-]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 32);
   if (!id) throw new Error(`${JSON.stringify(name)} cannot be made into a catalog id.`);
   const endpoint = server.url ?? server.serverUrl;

@@ -1,13 +1,13 @@
-// The strict schema's refusal, `agents/x/agent.json: tools.use[0]: reason`, taken apart so that it can stand
-// beside its field.
+// Parses the server's validation errors, `agents/x/agent.json: tools.use[0]: reason`, so that a form can show the
+// reason beside the field.
 
 export interface Refusal {
-  /** As a dotted path; empty for the whole document. */
+  /** The field as a dotted path; empty for the whole document. */
   field: string;
   reason: string;
 }
 
-export function refusal(message: string): Refusal {
+export function parseRefusal(message: string): Refusal {
   const text = message.replace(/^\S+\.json: /, "");
   const at = /^([A-Za-z_][^\s:]*): ([\s\S]+)$/.exec(text);
   if (at) {
@@ -18,8 +18,8 @@ export function refusal(message: string): Refusal {
   return { field: named?.[1] ?? "", reason: text };
 }
 
-/** What a refusal says of a field or of something inside it. */
-export function said(at: Refusal | null, ...fields: string[]): string {
+/** The reason to show beside a form's field: of an error in one of `fields` or inside it; else empty. */
+export function fieldError(at: Refusal | null, ...fields: string[]): string {
   if (!at?.field) return "";
   for (const field of fields) {
     const rest = at.field.startsWith(field) ? at.field.slice(field.length) : undefined;

@@ -1,22 +1,22 @@
-// A session's events as the rows a person reads: pieces of text joined, a call's result beside the call.
+// A session's events as rows of the timeline: text deltas are joined, and a call's result follows the call.
 import type { SessionEvent } from "./types";
 
-export interface Row {
+export interface TimelineRow {
   key: string;
   type: string;
   event: SessionEvent;
-  /** The joined text of a run of pieces. */
+  /** The text of a message, or the joined text of successive deltas. */
   text?: string;
-  /** For a call: when it ended, in milliseconds since it began. */
+  /** For a call: its duration in milliseconds, once it has ended. */
   took?: number;
   /** For a caller's request: how it ended. */
   outcome?: string;
 }
 
-const QUIET = new Set(["usage"]);
+const HIDDEN_TYPES = new Set(["usage"]);
 
-/** Adds one event to the rows, in place; rows are replaced, not changed, so that views see it. */
-export function add(rows: Row[], event: SessionEvent): void {
+/** Adds one event to the rows, in place. A changed row is replaced by a new object, so that views notice it. */
+export function addEvent(rows: TimelineRow[], event: SessionEvent): void {
   const last = rows[rows.length - 1];
   const key = `${event.type}-${event.index}`;
   switch (event.type) {
@@ -29,7 +29,7 @@ export function add(rows: Row[], event: SessionEvent): void {
       }
       return;
     case "message": {
-      // The whole message takes the place of the pieces it was streamed in.
+      // The complete message replaces the deltas it was streamed in.
       const row = { key, type: "message", event, text: String(event["text"] ?? "") };
       if (event["role"] === "assistant") {
         const place = rows.findLastIndex((r) => r.type === "delta" || (r.type === "message" && r.event["role"] === "user"));
@@ -67,6 +67,6 @@ export function add(rows: Row[], event: SessionEvent): void {
       return;
     }
     default:
-      if (!QUIET.has(event.type)) rows.push({ key, type: event.type, event });
+      if (!HIDDEN_TYPES.has(event.type)) rows.push({ key, type: event.type, event });
   }
 }

@@ -1,4 +1,4 @@
-// The shapes of the public REST and SSE interface this page is built on.
+// Types of the public REST and SSE interface that the console uses.
 
 export type Scope = "read" | "write" | "admin";
 export type Status = "starting" | "running" | "idle" | "switching" | "ended" | "failed";
@@ -116,7 +116,7 @@ export interface AgentDefinition {
 export interface Agent {
   slug: string;
   definition: AgentDefinition;
-  /** Only of one agent, not in lists: the script it follows. */
+  /** The script's file. Only in the answer for a single agent, not in lists. */
   files?: Record<string, string>;
   error?: string;
 }

@@ -1,11 +1,11 @@
 // @vitest-environment jsdom
 import { describe, expect, test } from "vitest";
-import { allowed, deniedBy, deny, rename, tick } from "../lib/allow";
-import { brief, show, words } from "../lib/format";
+import { deniedBy, isAllowed, setAliases, setAllowed, setDenied } from "../lib/allow";
+import { brief, resultText, toText } from "../lib/format";
 import { render } from "../lib/markdown";
 import { fromMcpServers } from "../lib/paste";
-import { refusal, said } from "../lib/refusal";
-import { add, type Row } from "../lib/timeline";
+import { fieldError, parseRefusal } from "../lib/refusal";
+import { addEvent, type TimelineRow } from "../lib/timeline";
 import type { SessionEvent } from "../lib/types";
 
 describe("markdown", () => {
@@ -45,35 +45,35 @@ describe("timeline", () => {
   });
 
   test("pieces become one row, and the whole message takes its place", () => {
-    const rows: Row[] = [];
-    add(rows, event(0, "message", { role: "user", text: "hi" }));
-    add(rows, event(1, "delta", { text: "a" }));
-    add(rows, event(2, "delta", { text: "b" }));
+    const rows: TimelineRow[] = [];
+    addEvent(rows, event(0, "message", { role: "user", text: "hi" }));
+    addEvent(rows, event(1, "delta", { text: "a" }));
+    addEvent(rows, event(2, "delta", { text: "b" }));
     expect(rows.map((r) => [r.type, r.text])).toEqual([["message", "hi"], ["delta", "ab"]]);
-    add(rows, event(3, "message", { role: "assistant", text: "ab" }));
+    addEvent(rows, event(3, "message", { role: "assistant", text: "ab" }));
     expect(rows.map((r) => [r.type, r.text])).toEqual([["message", "hi"], ["message", "ab"]]);
   });
 
   test("a result stands beside its call, also when calls overlap", () => {
-    const rows: Row[] = [];
-    add(rows, event(0, "tool_call", { tool_call_id: "1", tool: "x", arguments: {} }));
-    add(rows, event(1, "tool_call", { tool_call_id: "2", tool: "y", arguments: {} }));
-    add(rows, event(2, "tool_result", { tool_call_id: "1", ok: true }));
+    const rows: TimelineRow[] = [];
+    addEvent(rows, event(0, "tool_call", { tool_call_id: "1", tool: "x", arguments: {} }));
+    addEvent(rows, event(1, "tool_call", { tool_call_id: "2", tool: "y", arguments: {} }));
+    addEvent(rows, event(2, "tool_result", { tool_call_id: "1", ok: true }));
     expect(rows.map((r) => `${r.type} ${String(r.event["tool_call_id"])}`)).toEqual(["tool_call 1", "tool_result 1", "tool_call 2"]);
     expect(rows[0]?.took).toBe(2000);
   });
 
   test("a caller's request shows how it ended", () => {
-    const rows: Row[] = [];
-    add(rows, event(0, "caller_tool_request", { request_id: "r", tool: "t", arguments: {} }));
-    add(rows, event(1, "caller_tool_done", { request_id: "r", outcome: "answered" }));
+    const rows: TimelineRow[] = [];
+    addEvent(rows, event(0, "caller_tool_request", { request_id: "r", tool: "t", arguments: {} }));
+    addEvent(rows, event(1, "caller_tool_done", { request_id: "r", outcome: "answered" }));
     expect(rows).toHaveLength(1);
     expect(rows[0]?.outcome).toBe("answered");
   });
 });
 
 test("a large value is cut, not rendered", () => {
-  const { text, cut } = show("x".repeat(10_000_000), 4000);
+  const { text, cut } = toText("x".repeat(10_000_000), 4000);
   expect(text).toHaveLength(4000);
   expect(cut).toBe(9_996_000);
   expect(brief("y".repeat(1000))).toHaveLength(121);
@@ -97,15 +97,15 @@ describe("refusals", () => {
     ["agents/b/agent.json: tools.use[0]: gone is not in the catalog", "tools.use[0]", "gone is not in the catalog"],
     ["permission denied", "", "permission denied"],
   ])("%s", (message, field, reason) => {
-    expect(refusal(message)).toEqual({ field, reason });
+    expect(parseRefusal(message)).toEqual({ field, reason });
   });
 
   test("stand beside their field", () => {
-    const at = refusal("agents/b/agent.json: tools.use[0]: gone");
-    expect(said(at, "tools.use")).toBe("[0]: gone");
-    expect(said(at, "tools.used")).toBe("");
-    expect(said(at, "name")).toBe("");
-    expect(said(null, "name")).toBe("");
+    const at = parseRefusal("agents/b/agent.json: tools.use[0]: gone");
+    expect(fieldError(at, "tools.use")).toBe("[0]: gone");
+    expect(fieldError(at, "tools.used")).toBe("");
+    expect(fieldError(at, "name")).toBe("");
+    expect(fieldError(null, "name")).toBe("");
   });
 });
 
@@ -114,37 +114,37 @@ describe("the table of rules", () => {
   const rules = { use: ["a", "b"], allowed: [] as string[], denied: ["@b/*"], aliases: { ex: "@a/x" } };
 
   test("nothing named allows everything, and unticking one names the rest", () => {
-    expect(known.every((name) => allowed(rules, name))).toBe(true);
-    const after = tick(rules, "@a/x", false, known);
+    expect(known.every((name) => isAllowed(rules, name))).toBe(true);
+    const after = setAllowed(rules, "@a/x", false, known);
     expect(after).toEqual(["@a/y", "@b/*"]);
-    expect(known.map((name) => allowed({ ...rules, allowed: after }, name))).toEqual([false, true, true]);
+    expect(known.map((name) => isAllowed({ ...rules, allowed: after }, name))).toEqual([false, true, true]);
   });
 
   test("an alias and the plain name stand for the tool", () => {
-    expect(allowed({ ...rules, allowed: ["ex"] }, "@a/x")).toBe(true);
-    expect(allowed({ ...rules, allowed: ["a_y"] }, "@a/y")).toBe(true);
-    expect(tick({ ...rules, allowed: ["ex", "@b/*"] }, "@a/x", false, known)).toEqual(["@b/*"]);
-    expect(tick({ ...rules, allowed: ["@b/*"] }, "@a/x", true, known)).toEqual(["@b/*", "@a/x"]);
+    expect(isAllowed({ ...rules, allowed: ["ex"] }, "@a/x")).toBe(true);
+    expect(isAllowed({ ...rules, allowed: ["a_y"] }, "@a/y")).toBe(true);
+    expect(setAllowed({ ...rules, allowed: ["ex", "@b/*"] }, "@a/x", false, known)).toEqual(["@b/*"]);
+    expect(setAllowed({ ...rules, allowed: ["@b/*"] }, "@a/x", true, known)).toEqual(["@b/*", "@a/x"]);
   });
 
   test("unticking the last one does not allow everything", () => {
-    const after = tick({ ...rules, allowed: ["@a/x"] }, "@a/x", false, known);
-    expect(known.some((name) => allowed({ ...rules, allowed: after }, name))).toBe(false);
+    const after = setAllowed({ ...rules, allowed: ["@a/x"] }, "@a/x", false, known);
+    expect(known.some((name) => isAllowed({ ...rules, allowed: after }, name))).toBe(false);
   });
 
   test("denials are found by name and by pattern", () => {
     expect(deniedBy(rules, { canonical: "@b/z", name: "b_z" })).toBe("@b/*");
     expect(deniedBy(rules, { canonical: "@a/x", name: "ex" })).toBeUndefined();
-    expect(deny(rules, { canonical: "@a/x", name: "ex" }, true)).toEqual(["@b/*", "@a/x"]);
-    expect(rename(rules, "@a/x", ["one", "two"])).toEqual({ one: "@a/x", two: "@a/x" });
+    expect(setDenied(rules, { canonical: "@a/x", name: "ex" }, true)).toEqual(["@b/*", "@a/x"]);
+    expect(setAliases(rules, "@a/x", ["one", "two"])).toEqual({ one: "@a/x", two: "@a/x" });
   });
 });
 
 test("a value is written as JSON writes it, when it fits", () => {
   for (const value of [{ a: [1, "two", null, { b: true }], c: {}, d: [] }, [], null, 3, "text"]) {
-    expect(show(value).text).toBe(typeof value === "string" ? value : JSON.stringify(value, null, 2));
+    expect(toText(value).text).toBe(typeof value === "string" ? value : JSON.stringify(value, null, 2));
   }
-  expect(show({ a: [1, "x"] }, 100, 0).text).toBe('{"a":[1,"x"]}');
-  expect(words({ content: [{ type: "text", text: "a" }, { type: "text", text: "b" }] })).toBe("a\nb");
-  expect(words({ content: [{ type: "image", data: "" }] })).toBeUndefined();
+  expect(toText({ a: [1, "x"] }, 100, 0).text).toBe('{"a":[1,"x"]}');
+  expect(resultText({ content: [{ type: "text", text: "a" }, { type: "text", text: "b" }] })).toBe("a\nb");
+  expect(resultText({ content: [{ type: "image", data: "" }] })).toBeUndefined();
 });

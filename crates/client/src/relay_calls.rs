@@ -1,0 +1,145 @@
+//! One tool call over the relay socket: the request for its route, and what came of it.
+
+use std::sync::Arc;
+
+use oubliette_handoff::{
+    fast_path::CallBackend,
+    outcome::{CallAnswer, call_failed},
+    progress::Heartbeat,
+};
+use oubliette_protocol::{CallerId, Error, relay::method, tool::CallResult};
+use oubliette_relay::{CallOptions, ProgressCallback};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    server_connection::ServerConnection,
+    session_tools::{CallRoute, SessionTools},
+};
+
+/// Makes calls over the relay socket. Arguments are passed on as the text they came as.
+pub(crate) struct RelayCalls {
+    tools: Arc<SessionTools>,
+    server: Arc<ServerConnection>,
+    heartbeat: Heartbeat,
+}
+
+/// The params of a request. It has no `Debug`: it may carry the agent's key.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum CallParams<'a> {
+    /// `caller_tool`.
+    Caller {
+        tool: &'a str,
+        arguments: &'a RawValue,
+        caller_id: &'a CallerId,
+    },
+    /// `agent_call_tool`.
+    Catalog { tool: &'a str, arguments: &'a RawValue },
+    /// `oubliette_call_tool`.
+    Oubliette {
+        tool: &'a str,
+        arguments: &'a RawValue,
+        api_key: &'a str,
+    },
+    /// A base tool's own method.
+    Base(&'a RawValue),
+}
+
+impl RelayCalls {
+    pub(crate) fn new(tools: Arc<SessionTools>, server: Arc<ServerConnection>) -> Self {
+        Self {
+            tools,
+            server,
+            heartbeat: Heartbeat::default(),
+        }
+    }
+
+    pub(crate) fn tools(&self) -> &SessionTools {
+        &self.tools
+    }
+
+    /// Starts a call. Name and arguments are serialized before it returns; dropping the future cancels the call and
+    /// tells the server.
+    pub(crate) fn start(
+        &self,
+        name: &str,
+        arguments: &RawValue,
+        options: CallOptions,
+    ) -> impl Future<Output = CallAnswer> + Send + 'static + use<> {
+        let route = self.tools.route(name, self.server.key().is_some());
+        let prepared = match self.server.peer() {
+            Some(peer) => {
+                let (method, params) = self.request(&route, arguments);
+                peer.prepare_call(method, &params, options).map_err(call_failed)
+            }
+            None => Err(server_unreachable(self.server.socket())),
+        };
+        let source = route.source();
+        async move {
+            match prepared {
+                Ok(call) => match call.send_and_wait().await {
+                    Ok(raw) => CallAnswer::Received(source, raw),
+                    Err(why) => CallAnswer::Failed(call_failed(why)),
+                },
+                Err(refused) => CallAnswer::Failed(refused),
+            }
+        }
+    }
+
+    /// The method and params of a call by this route.
+    fn request<'a>(&'a self, route: &'a CallRoute, arguments: &'a RawValue) -> (&'a str, CallParams<'a>) {
+        match route {
+            CallRoute::Caller { caller_id, tool } => {
+                let params = CallParams::Caller {
+                    tool,
+                    arguments,
+                    caller_id,
+                };
+                (method::CALLER_TOOL, params)
+            }
+            CallRoute::Catalog(tool) => (method::AGENT_CALL_TOOL, CallParams::Catalog { tool, arguments }),
+            CallRoute::Base(tool) => (tool, CallParams::Base(arguments)),
+            CallRoute::Oubliette(tool) => {
+                let api_key = self.server.key().map(|key| key.expose()).unwrap_or_default();
+                let params = CallParams::Oubliette {
+                    tool,
+                    arguments,
+                    api_key,
+                };
+                (method::OUBLIETTE_CALL_TOOL, params)
+            }
+        }
+    }
+}
+
+/// A call that was not sent because there is no connection.
+fn server_unreachable(socket: std::path::Display<'_>) -> CallResult {
+    let text =
+        format!("the Oubliette server is not reachable at {socket}; nothing was run. Try again later.");
+    CallResult::error(&Error::unavailable(text))
+}
+
+impl CallBackend for RelayCalls {
+    /// The relay connection has a limit of its own, and its refusal says so.
+    const MAX_OPEN_CALLS: usize = usize::MAX;
+
+    fn call(
+        &self,
+        name: &str,
+        arguments: &RawValue,
+        cancel: CancellationToken,
+        progress: Option<ProgressCallback>,
+    ) -> Option<impl Future<Output = CallAnswer> + Send + 'static + use<>> {
+        let mut options = CallOptions::default().cancel(cancel);
+        if let Some(progress) = progress {
+            options = options.on_progress(move |report| progress(report));
+        }
+        Some(self.start(name, arguments, options))
+    }
+
+    fn heartbeat(&self) -> &Heartbeat {
+        &self.heartbeat
+    }
+}

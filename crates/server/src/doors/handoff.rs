@@ -1,0 +1,189 @@
+//! Stdin and stdout that agents' clients hand off: the server reads and writes them, answers ordinary tool calls
+//! itself and forwards the rest to the client. Calls pass the same gate as those over a relay socket.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Weak},
+};
+
+use oubliette_handoff::{handshake, interceptor};
+use oubliette_protocol::{Error, SessionId, tool::ToolSource};
+use oubliette_relay::ProgressCallback;
+use oubliette_tools::{CallContext, CallOrigin, ToolPlane, Wanted};
+use serde_json::value::RawValue;
+use tokio::{net::UnixStream, runtime::Handle};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    connections::{ConnectionTable, TooManyConnections},
+    relay,
+};
+use crate::app::App;
+
+/// The open hand-offs.
+pub struct HandoffConnections {
+    app: Weak<App>,
+    open: ConnectionTable<CancellationToken>,
+}
+
+impl HandoffConnections {
+    /// For a server that is still being constructed.
+    pub fn new(app: Weak<App>) -> Self {
+        Self {
+            app,
+            open: ConnectionTable::default(),
+        }
+    }
+
+    /// Serves a new connection to a session's hand-off socket. Closing it is a refusal: the client then keeps its
+    /// streams and uses the relay socket.
+    pub fn accept(&self, session: SessionId, stream: UnixStream) {
+        let token = || Ok::<_, Infallible>(CancellationToken::new());
+        let stop = match self.open.add(&session, token) {
+            Ok(Ok(stop)) => stop,
+            Err(TooManyConnections) => {
+                tracing::warn!(%session, "hand-off refused: the session has too many");
+                return;
+            }
+        };
+        let (app, open) = (self.app.clone(), self.open.clone());
+        let entry = HandoffEntry { session, stop, open };
+        tokio::spawn(async move {
+            let session = entry.session.clone();
+            if let Err(error) = spawn_interceptor(app, entry, stream).await {
+                tracing::debug!(%session, %error, "hand-off refused");
+            }
+        });
+    }
+
+    /// Ends every hand-off of a session; their clients end too.
+    pub fn close(&self, session: &SessionId) {
+        self.open.close_all(session);
+    }
+}
+
+/// A hand-off's entry in the table, removed when dropped.
+struct HandoffEntry {
+    session: SessionId,
+    stop: CancellationToken,
+    open: ConnectionTable<CancellationToken>,
+}
+
+impl Drop for HandoffEntry {
+    fn drop(&mut self) {
+        // Marks the entry as closed.
+        self.stop.cancel();
+        self.open.remove_closed(&self.session);
+    }
+}
+
+/// Runs the handshake and the interceptor on the thread of the session's calls.
+async fn spawn_interceptor(app: Weak<App>, entry: HandoffEntry, stream: UnixStream) -> Result<(), Error> {
+    let server = || {
+        app.upgrade()
+            .ok_or_else(|| Error::unavailable("the server is stopping"))
+    };
+    let plane = server()?.sessions.plane(&entry.session).await?;
+    let stream = stream.into_std().map_err(Error::internal)?;
+    let thread = plane.thread().clone();
+    let tools = SessionLocalTools {
+        app,
+        plane,
+        session: entry.session.clone(),
+        main_runtime: Handle::current(),
+    };
+    thread.spawn(async move {
+        let stop = entry.stop.clone();
+        let accepting = async { handshake::accept(UnixStream::from_std(stream)?).await };
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = accepting => accepted,
+        };
+        match accepted {
+            Ok(handed_off) => interceptor::run(handed_off, tools, stop).await,
+            Err(error) => {
+                tracing::debug!(session = %entry.session, %error, "hand-off refused");
+            }
+        }
+    });
+    Ok(())
+}
+
+/// The tools of one session.
+struct SessionLocalTools {
+    app: Weak<App>,
+    plane: Arc<ToolPlane>,
+    session: SessionId,
+    /// The runtime of the rest of the server.
+    main_runtime: Handle,
+}
+
+impl interceptor::LocalTools for SessionLocalTools {
+    fn call(
+        &self,
+        name: &str,
+        arguments: &RawValue,
+        key: Option<&str>,
+        cancel: CancellationToken,
+        progress: Option<ProgressCallback>,
+    ) -> Option<(ToolSource, interceptor::PendingResult)> {
+        let wanted = self.plane.wanted(name);
+        let (source, api_key) = match wanted {
+            Wanted::Any(_) | Wanted::Catalog(_) => (ToolSource::Catalog, None),
+            Wanted::Caller { .. } => (ToolSource::Caller, None),
+            Wanted::Base(_) => (ToolSource::Base, None),
+            // Without a key the client handles it, as a name like any other.
+            Wanted::Own(_) => (ToolSource::Oubliette, Some(key?.to_owned())),
+        };
+        let app = self.app.upgrade()?;
+        let ctx = CallContext {
+            cancel,
+            turn: app.sessions.current_turn(&self.session),
+            progress: progress.map(to_tools_progress),
+        };
+        let (plane, session) = (self.plane.clone(), self.session.clone());
+        let arguments = serde_json::from_str(arguments.get());
+        let unknown = api_key.clone().filter(|key| !plane.is_hidden(key));
+        // Oubliette's own tools and the base tools may start sessions and the like, which would hold up this thread.
+        let main_runtime =
+            matches!(source, ToolSource::Oubliette | ToolSource::Base).then(|| self.main_runtime.clone());
+        plane.thread().note_activity();
+        let answer = async move {
+            let arguments = arguments.map_err(|why| Error::invalid(format!("arguments: {why}")))?;
+            if let Some(key) = unknown {
+                relay::hide_valid_key(&app, &plane, &key).await;
+            }
+            // A call may take long, and must not keep the server alive meanwhile.
+            drop(app);
+            let answer = plane
+                .call_raw(wanted, arguments, CallOrigin::Inside { api_key }, ctx)
+                .await;
+            if let Err(error) = &answer
+                && error.log.is_some()
+            {
+                tracing::error!(%session, error = %error.for_log(), "a call over handed-off streams failed");
+            }
+            plane.thread().note_activity();
+            answer
+        };
+        let answer: interceptor::PendingResult = match main_runtime {
+            None => Box::pin(answer),
+            Some(runtime) => {
+                let task = runtime.spawn(answer);
+                Box::pin(async { task.await.unwrap_or_else(|why| Err(Error::internal(why))) })
+            }
+        };
+        Some((source, answer))
+    }
+}
+
+/// A callback for the tool plane's reports that passes them on as the relay's.
+fn to_tools_progress(callback: ProgressCallback) -> Arc<dyn Fn(oubliette_tools::CallProgress) + Send + Sync> {
+    Arc::new(move |report: oubliette_tools::CallProgress| {
+        callback(oubliette_relay::ProgressReport {
+            progress: report.progress,
+            total: report.total,
+            message: report.message,
+        });
+    })
+}
