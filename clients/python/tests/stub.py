@@ -1,4 +1,4 @@
-"""A stub of the server's REST and SSE doors, on plain asyncio."""
+"""A stub of the server's REST and SSE interface, on plain asyncio."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKEN = "oub_good"
 
 
 class Stub:
-    """One session; the test emits its events and sees what is called."""
+    """A server with one session; a test emits its events and sees the calls."""
 
     def __init__(self) -> None:
         self.log: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The package against a stub of the server's doors."""
+"""The package against a stub of the server."""
 
 from __future__ import annotations
 

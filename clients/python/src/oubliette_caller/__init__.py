@@ -2,10 +2,10 @@
 
 In the order data flows:
 
-- ``client``: the server's address and the token; plain calls.
-- ``lend``: which functions are lent; ``schema``: what their arguments look like.
-- ``sse``: bytes into server-sent events.
-- ``session``: the stream from where it was left, each request answered once, and what the program waits for.
+- ``client``: the server's address and the token; single calls.
+- ``lend``: which functions are lent; ``schema``: the JSON schema of their arguments.
+- ``sse``: a parser for server-sent events.
+- ``session``: reading the event stream with reconnects, answering each request once, waiting for turns.
 """
 
 from .client import Oubliette

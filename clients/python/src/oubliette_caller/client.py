@@ -1,4 +1,4 @@
-"""The server's address and the token; plain calls."""
+"""The connection to the server: its address, the token, single calls and the event stream."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import httpx
 from .errors import OublietteError, Refused, Unreachable
 from .lend import Lend
 
-# A stream that says nothing, not even that it lives, for this long is dead.
-SILENCE = 75.0
+# A stream without any bytes for this many seconds, not even a keep-alive comment, is treated as broken.
+SILENCE_TIMEOUT = 75.0
 
 
 class Oubliette:
-    """A server and a token for it. Nothing is sent before a session starts."""
+    """A client for one server, with one token. Nothing is sent before a session starts."""
 
     def __init__(self, address: str, token: str, *, timeout: float = 60.0) -> None:
         if not address.startswith(("http://", "https://")):
@@ -29,7 +29,7 @@ class Oubliette:
         return f"Oubliette({self._address!r})"
 
     def lend(self, caller_id: str, *, concurrency: int = 256) -> Lend:
-        """Begins to lend tools under this name: the agent sees ``<caller_id>_<tool>``."""
+        """Begins a declaration of tools under this caller id: the agent sees ``<caller_id>_<tool>``."""
         return Lend(self, caller_id, concurrency=concurrency)
 
     def _http(self) -> httpx.AsyncClient:
@@ -37,46 +37,46 @@ class Oubliette:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Connections to the server, kept for reuse while the block lasts."""
+        """A connection pool that lives as long as the ``async with`` block."""
         async with self._http() as http:
             yield Connection(http)
 
     async def call(self, tool: str, **arguments: Any) -> Any:
-        """Calls any of the server's tools by name: arguments in, the result object out."""
+        """Calls one of the server's own tools (``session_message``, …) and returns its result object."""
         async with self.connection() as connection:
             return await connection.call(tool, arguments)
 
 
 class Connection:
-    """Plain calls and the event stream."""
+    """Single calls and the event stream, over one connection pool."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
-        """One tool of the server."""
+        """Calls one of the server's own tools."""
         try:
             response = await self._http.post(f"/api/tools/{tool}", json=arguments)
         except httpx.HTTPError as why:
             raise Unreachable(str(why) or type(why).__name__) from why
-        _accept(response)
+        _check_response(response)
         return response.json()
 
     async def events(self, session_id: str, caller_id: str, since: int) -> AsyncIterator[bytes]:
-        """The bytes of a session's event stream after this index."""
+        """The bytes of a session's event stream, from the event after index ``since`` on."""
         headers = {"Accept": "text/event-stream"}
         if since >= 0:
             headers["Last-Event-ID"] = str(since)
         path = f"/api/sessions/{session_id}/events"
         params: dict[str, str | int] = {"since_index": since, "caller_id": caller_id}
-        timeout = httpx.Timeout(10.0, read=SILENCE)
+        timeout = httpx.Timeout(10.0, read=SILENCE_TIMEOUT)
         try:
             async with self._http.stream(
                 "GET", path, params=params, headers=headers, timeout=timeout
             ) as stream:
                 if stream.is_error:
                     await stream.aread()
-                _accept(stream)
+                _check_response(stream)
                 async for piece in stream.aiter_bytes():
                     yield piece
         except httpx.HTTPError as why:
@@ -84,7 +84,7 @@ class Connection:
         raise Unreachable("the stream ended")
 
 
-def _accept(response: httpx.Response) -> None:
+def _check_response(response: httpx.Response) -> None:
     if response.is_success:
         return
     try:
@@ -92,7 +92,7 @@ def _accept(response: httpx.Response) -> None:
         refused = Refused(str(error["code"]), str(error["message"]))
     except (ValueError, KeyError, TypeError):
         if response.status_code >= 500:
-            # Something between us and the server, most likely.
+            # Without our error body it most likely comes from a proxy in between.
             raise Unreachable(f"HTTP {response.status_code}") from None
         if response.status_code == 401:
             raise Refused("unauthenticated", "the token is not valid") from None

@@ -1,10 +1,10 @@
-"""What can go wrong."""
+"""The library's exceptions."""
 
 from __future__ import annotations
 
 
 class OublietteError(Exception):
-    """Anything this library raises."""
+    """Base class of all exceptions of this library."""
 
 
 class Unreachable(OublietteError):
@@ -12,7 +12,7 @@ class Unreachable(OublietteError):
 
 
 class Refused(OublietteError):
-    """The server refused, with its code (``permission_denied``, ``not_found``, …)."""
+    """The server refused a request, or a turn failed; ``code`` is ``permission_denied``, ``not_found``, …"""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{message} ({code})")
@@ -21,11 +21,11 @@ class Refused(OublietteError):
 
 
 class Ended(OublietteError):
-    """The session ended before what was waited for."""
+    """The session ended before the awaited turn completed."""
 
 
-def is_passing(error: OublietteError) -> bool:
-    """Whether trying again later may help."""
+def is_transient(error: OublietteError) -> bool:
+    """Whether the same request may succeed later."""
     if isinstance(error, Refused):
         return error.code in ("unavailable", "internal", "limit_exceeded")
     return isinstance(error, Unreachable)

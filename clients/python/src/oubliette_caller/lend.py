@@ -1,4 +1,4 @@
-"""Which functions are lent, and how a session begins."""
+"""The declaration of lent functions, and the start of a session with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tool:
     function: Callable[..., Any]
 
     async def run(self, arguments: dict[str, Any]) -> Any:
-        """Calls it; a plain function in a thread, so that it may block."""
+        """Calls the function; one that is not a coroutine runs in a thread, so that it may block."""
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**arguments)
         result = await asyncio.to_thread(self.function, **arguments)
@@ -36,7 +36,7 @@ class Tool:
 
 
 class Lend:
-    """The functions a program lends, under one name."""
+    """The functions a program lends to an agent, under one caller id."""
 
     def __init__(self, client: Oubliette, caller_id: str, *, concurrency: int = 256) -> None:
         self.client = client
@@ -84,7 +84,7 @@ class Lend:
         return lend if function is None else lend(function)
 
     def on_event(self, listener: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Hears every event of the session, in order. It must not block."""
+        """Calls a function for every event of the session, in order. It must not block."""
         self.listeners.append(listener)
         return listener
 
@@ -99,7 +99,7 @@ class Lend:
         workspace_id: str | None = None,
         **more: Any,
     ) -> AsyncIterator[Session]:
-        """Sends the message with the tools declared, and serves them while the block lasts."""
+        """Sends the message, which declares the tools, and answers requests while the block lasts."""
         named = {
             "session_id": session_id,
             "agent": agent,
@@ -115,7 +115,7 @@ class Lend:
                 await session.stop()
 
     def context(self) -> dict[str, Any]:
-        """The ``context`` of ``session_message``."""
+        """The ``context`` argument of ``session_message``: caller id and tool declarations."""
         tools = [
             {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}
             for tool in self.tools.values()

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union
 
-_PLAIN: dict[Any, dict[str, Any]] = {
+_BASIC_TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
     float: {"type": "number"},
@@ -50,9 +50,9 @@ def of_function(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def of_type(hint: Any) -> dict[str, Any]:
-    """The schema of one annotation; what is not understood is anything."""
-    if hint in _PLAIN:
-        return dict(_PLAIN[hint])
+    """The schema of one annotation; an unsupported one becomes ``{}``, which allows anything."""
+    if hint in _BASIC_TYPES:
+        return dict(_BASIC_TYPES[hint])
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         schema = of_type(args[0])

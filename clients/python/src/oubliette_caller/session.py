@@ -1,4 +1,4 @@
-"""The stream from where it was left, each request answered once, and what the program waits for."""
+"""A session with lent tools: reading its event stream, answering each request once, waiting for turns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import Ended, OublietteError, Refused, is_passing
+from .errors import Ended, OublietteError, Refused, is_transient
 from .sse import Parser
 
 if TYPE_CHECKING:
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 """One event of a session: ``{"index", "ts", "session_id", "type", …}``."""
 
-# How many request ids are remembered, to know a repeat.
-REMEMBERED = 10_000
-# Waits between attempts to deliver an answer; the request times out at the server after a minute.
-RETRIES = (0.05, 0.1, 0.3, 1.0, 3.0, 9.0, 27.0)
-# The first wait before connecting again, and the longest.
-BACKOFF = (0.05, 5.0)
+# How many request ids are remembered, to recognise repeated requests.
+MAX_REMEMBERED_IDS = 10_000
+# Waits in seconds between attempts to send an answer: 40 s in total, within the server's default timeout
+# of a minute.
+RETRY_WAITS = (0.05, 0.1, 0.3, 1.0, 3.0, 9.0, 27.0)
+# The first wait in seconds before reconnecting, and the longest; it doubles in between.
+RECONNECT_WAIT = (0.05, 5.0)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A finished turn: its number, why it ended, all the agent said in it."""
+    """A completed turn: its number in the session, why it ended, and all text of the agent in it."""
 
     turn: int
     stop_reason: str
@@ -36,7 +37,7 @@ class Turn:
 
 
 class Session:
-    """A session that has this program's tools."""
+    """A session that may call this program's tools."""
 
     def __init__(self, lend: Lend, connection: Connection, session_id: str, turn: int, last: int) -> None:
         self.id = session_id
@@ -45,29 +46,29 @@ class Session:
         self._connection = connection
         self._last = last
         self._turns: dict[int, Turn] = {}
-        self._trouble: OublietteError | None = None
-        self._failed = False
-        self._over: OublietteError | None = None
+        self._turn_error: OublietteError | None = None
+        self._turn_failed = False
+        self._end_reason: OublietteError | None = None
         self._changed = asyncio.Condition()
-        self._places = asyncio.Semaphore(lend.concurrency)
+        self._slots = asyncio.Semaphore(lend.concurrency)
         self._requests: OrderedDict[str, asyncio.Task[None]] = OrderedDict()
-        self._following: asyncio.Task[None] | None = None
+        self._follow_task: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, lend: Lend, connection: Connection, arguments: dict[str, Any]) -> Session:
         """Sends the first message and begins to follow the session."""
         last, waiting = -1, list[Event]()
         if session_id := arguments.get("session_id"):
-            last, waiting = await _join(connection, str(session_id))
+            last, waiting = await _read_existing_log(connection, str(session_id))
         reply = await connection.call("session_message", {**arguments, "context": lend.context()})
         session = cls(lend, connection, reply["session_id"], reply.get("turn", 0), last)
         for event in waiting:
-            session._request(event)
-        session._following = asyncio.create_task(session._follow())
+            session._start_request(event)
+        session._follow_task = asyncio.create_task(session._follow())
         return session
 
     async def message(self, text: str, **more: Any) -> int:
-        """Sends another message; gives the number of the turn it begins."""
+        """Sends another message and returns the number of the turn it begins."""
         arguments = {**more, "message": text, "session_id": self.id}
         reply = await self._connection.call("session_message", arguments)
         self.last_turn = int(reply.get("turn", 0))
@@ -78,54 +79,54 @@ class Session:
         return await self.turn(await self.message(text, **more))
 
     async def turn(self, number: int | None = None) -> Turn:
-        """Waits for a turn to end: this one, or the one the last message began."""
+        """Waits for a turn to end: the one with this number, or the one the last message began."""
         wanted = self.last_turn if number is None else number
         async with self._changed:
             while True:
                 if wanted in self._turns:
                     return self._turns[wanted]
-                if self._failed and self._trouble:
-                    raise self._trouble
-                if self._over:
-                    raise self._over
+                if self._turn_failed and self._turn_error:
+                    raise self._turn_error
+                if self._end_reason:
+                    raise self._end_reason
                 await self._changed.wait()
 
     async def ended(self) -> OublietteError:
-        """Serves until the session ends; says why it did."""
+        """Waits until the session ends and returns the reason. Requests are answered meanwhile."""
         async with self._changed:
-            while not self._over:
+            while not self._end_reason:
                 await self._changed.wait()
-            return self._over
+            return self._end_reason
 
     async def end(self) -> None:
         """Ends the session."""
         await self._connection.call("session_end", {"session_id": self.id})
 
     async def stop(self) -> None:
-        """Stops serving; the session itself goes on."""
-        tasks = [task for task in (self._following, *self._requests.values()) if task]
+        """Stops answering requests; the session itself continues."""
+        tasks = [task for task in (self._follow_task, *self._requests.values()) if task]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self) -> None:
-        wait = BACKOFF[0]
+        wait = RECONNECT_WAIT[0]
         while True:
             began = self._last
             try:
-                await self._read()
+                await self._read_stream()
                 return
             except OublietteError as why:
-                if not is_passing(why):
-                    await self._change(over=why)
+                if not is_transient(why):
+                    await self._update(end_reason=why)
                     return
             if self._last > began:
-                wait = BACKOFF[0]
+                wait = RECONNECT_WAIT[0]
             await asyncio.sleep(wait)
-            wait = min(wait * 2, BACKOFF[1])
+            wait = min(wait * 2, RECONNECT_WAIT[1])
 
-    async def _read(self) -> None:
-        """One connection; returns when the session has ended."""
+    async def _read_stream(self) -> None:
+        """Reads one connection until it breaks; returns when the session has ended."""
         parser = Parser()
         stream = self._connection.events(self.id, self._lend.caller_id, self._last)
         async for piece in stream:
@@ -138,17 +139,18 @@ class Session:
                     event = json.loads(data)
                     index = int(event["index"])
                 except (ValueError, KeyError, TypeError):
-                    # Something newer than this library may send more than events.
+                    # A newer server may send messages that are not events.
                     continue
-                # Delivery is at least once. Of a repeat only a request may be worth a second look.
+                # Delivery is at least once. A repeated request is passed on: _start_request ignores those
+                # already seen.
                 repeat, self._last = index <= self._last, max(index, self._last)
                 if event.get("type") == "caller_tool_request":
-                    self._request(event)
-                if not repeat and await self._heard(event):
+                    self._start_request(event)
+                if not repeat and await self._record_event(event):
                     return
 
-    async def _heard(self, event: Event) -> bool:
-        """Keeps what the program may wait for; true when the session has ended."""
+    async def _record_event(self, event: Event) -> bool:
+        """Records what the program may wait for (turns, errors, the end); true when the session has ended."""
         for listener in self._lend.listeners:
             listener(event)
         kind, status = event.get("type"), event.get("status")
@@ -159,25 +161,25 @@ class Session:
         elif kind == "turn_completed":
             number = int(event.get("turn", 0))
             turn = Turn(number, str(event.get("stop_reason", "")), str(event.get("text") or ""))
-            await self._change(turn=turn)
+            await self._update(turn=turn)
         elif kind == "error":
             refused = Refused(str(event.get("code", "internal")), str(event.get("message", "")))
-            await self._change(trouble=refused)
+            await self._update(turn_error=refused)
         elif kind == "status" and status == "running":
-            await self._change(running=True)
+            await self._update(running=True)
         elif kind == "status" and status == "idle":
-            await self._change(idle=True)
+            await self._update(idle=True)
         elif kind == "status" and status in ("ended", "failed"):
-            await self._change(over=Ended(f"the session has ended: {event.get('reason') or status}"))
+            await self._update(end_reason=Ended(f"the session has ended: {event.get('reason') or status}"))
             return True
         return False
 
-    async def _change(
+    async def _update(
         self,
         *,
         turn: Turn | None = None,
-        trouble: OublietteError | None = None,
-        over: OublietteError | None = None,
+        turn_error: OublietteError | None = None,
+        end_reason: OublietteError | None = None,
         running: bool = False,
         idle: bool = False,
     ) -> None:
@@ -185,59 +187,60 @@ class Session:
             if turn:
                 self._turns[turn.turn] = turn
             if turn or running:
-                self._trouble, self._failed = None, False
-            if trouble:
-                self._trouble = trouble
+                self._turn_error, self._turn_failed = None, False
+            if turn_error:
+                self._turn_error = turn_error
             if idle:
-                self._failed = self._trouble is not None
-            self._over = over or self._over
+                self._turn_failed = self._turn_error is not None
+            self._end_reason = end_reason or self._end_reason
             self._changed.notify_all()
 
-    def _request(self, event: Event) -> None:
-        """Starts working on a request, unless it is not ours or came before."""
+    def _start_request(self, event: Event) -> None:
+        """Starts the function for a request, unless it is another caller's or has been seen before."""
         request_id = str(event.get("request_id"))
         if event.get("caller_id") != self._lend.caller_id or request_id in self._requests:
             return
-        self._requests[request_id] = asyncio.create_task(self._work(request_id, event))
-        while len(self._requests) > REMEMBERED and next(iter(self._requests.values())).done():
+        self._requests[request_id] = asyncio.create_task(self._run_function(request_id, event))
+        while len(self._requests) > MAX_REMEMBERED_IDS and next(iter(self._requests.values())).done():
             self._requests.popitem(last=False)
 
-    async def _work(self, request_id: str, event: Event) -> None:
+    async def _run_function(self, request_id: str, event: Event) -> None:
         answer: dict[str, Any] = {"session_id": self.id, "request_id": request_id}
         tool = self._lend.tools.get(str(event.get("tool")))
         if tool is None:
-            await self._deliver({**answer, "error": f"this program lends no tool {event.get('tool')}"})
+            await self._send_answer({**answer, "error": f"this program lends no tool {event.get('tool')}"})
             return
         try:
-            async with self._places:
+            async with self._slots:
                 result = await tool.run(event.get("arguments") or {})
             json.dumps(result)
             answer["result"] = result
-        except Exception as why:  # whatever a lent function raises is the tool's error
+        except Exception as why:  # any exception of the lent function is the tool's error
             answer["error"] = str(why) or type(why).__name__
-        await self._deliver(answer)
+        await self._send_answer(answer)
 
-    async def _deliver(self, answer: dict[str, Any]) -> None:
-        """Sends an answer until the server has it or does not want it."""
-        for wait in RETRIES:
+    async def _send_answer(self, answer: dict[str, Any]) -> None:
+        """Sends an answer, with retries, until the server accepts it or refuses it for good."""
+        for wait in RETRY_WAITS:
             try:
                 await self._connection.call("caller_tool_response", answer)
                 return
             except OublietteError as why:
-                unfit = isinstance(why, Refused) and why.code in ("invalid_argument", "limit_exceeded")
-                if unfit and "result" in answer:
-                    # Too big, most likely: the agent should at least learn that.
+                codes = ("invalid_argument", "limit_exceeded")
+                result_refused = isinstance(why, Refused) and why.code in codes
+                if result_refused and "result" in answer:
+                    # Most likely too large: send that as the tool's error, so that the agent learns of it.
                     del answer["result"]
                     answer["error"] = f"the answer was refused: {why}"
-                elif is_passing(why):
+                elif is_transient(why):
                     await asyncio.sleep(wait)
                 else:
-                    # Late or repeated: no further attempt would change that.
+                    # Too late, or answered before: a retry would not change that.
                     return
 
 
-async def _join(connection: Connection, session_id: str) -> tuple[int, list[Event]]:
-    """Reads an existing session's log to its end: what was asked and answered must not run again."""
+async def _read_existing_log(connection: Connection, session_id: str) -> tuple[int, list[Event]]:
+    """Reads an existing session's log to its end; returns its last index and the unanswered requests."""
     last, waiting = -1, dict[str, Event]()
     while True:
         arguments = {"session_id": session_id, "since_index": last, "max_events": 1000}

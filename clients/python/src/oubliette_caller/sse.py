@@ -1,4 +1,4 @@
-"""Bytes into server-sent events."""
+"""A parser for server-sent events."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ MAX_EVENT = 32 * 1024 * 1024
 
 
 class Parser:
-    """Collects bytes, gives whole events' data.
+    """Collects bytes and returns the data of each complete event.
 
-    Comments, ids and names are not needed: our events carry their index and type themselves.
+    Comments, ids and event names are skipped: the data contains the event's index and type.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Parser:
         self._after_cr = False
 
     def push(self, piece: bytes) -> Iterator[str]:
-        """The data of each event these bytes complete."""
+        """Returns the data of each event that these bytes complete."""
         if self._after_cr and piece.startswith(b"\n"):
             piece = piece[1:]
         self._after_cr = piece.endswith(b"\r") if piece else self._after_cr
@@ -36,4 +36,4 @@ class Parser:
             if field == b"data":
                 self._data.append(value.removeprefix(b" "))
         if len(self._buffer) + sum(map(len, self._data)) > MAX_EVENT:
-            raise ValueError("an endless event")
+            raise ValueError(f"an event is longer than {MAX_EVENT} bytes")
