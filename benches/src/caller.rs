@@ -1,56 +1,57 @@
-//! A caller that lends one tool and answers each call at once: one event stream, one connection to answer on.
+//! A caller that lends one tool and answers each call immediately, with one event stream and one connection for
+//! answers.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::{
-    home::{Rest, Server},
-    http::Events,
+    home::{BenchServer, RestClient},
+    http::SseEvents,
 };
 
-/// What it lends: `bench_echo` to the agent.
-pub(crate) fn lent() -> Value {
+/// The `context` argument that lends the tool; the agent sees it as `bench_echo`.
+pub(crate) fn lent_tool_context() -> Value {
     json!({"caller_id": "bench", "caller_tools": [{"name": "echo", "inputSchema": {"type": "object"}}]})
 }
 
-/// A caller of one session.
-pub(crate) struct Caller {
+/// The caller of one session.
+pub(crate) struct BenchCaller {
     session: String,
-    events: Events,
-    rest: Rest,
+    events: SseEvents,
+    rest_client: RestClient,
 }
 
-impl Caller {
-    /// Listens from now on.
-    pub(crate) async fn attend(server: &Server, session: &str) -> Result<Self> {
-        let mut rest = server.rest().await?;
+impl BenchCaller {
+    /// Opens the session's event stream after its last event.
+    pub(crate) async fn follow_session(server: &BenchServer, session: &str) -> Result<Self> {
+        let mut rest = server.connect_rest().await?;
         let mut last = -1;
         loop {
             let query = json!({"session_id": session, "since_index": last, "max_events": 1000});
-            let page = rest.tool("session_events", query).await?;
+            let page = rest.call_tool("session_events", query).await?;
             match page["last_index"].as_i64() {
                 Some(further) if further > last => last = further,
                 _ => break,
             }
         }
         let path = format!("/api/sessions/{session}/events?caller_id=bench&since_index={last}");
-        let events = server.rest().await?.0.listen(&path).await?;
+        let events = server.connect_rest().await?.0.into_event_stream(&path).await?;
         Ok(Self {
             session: session.to_owned(),
             events,
-            rest,
+            rest_client: rest,
         })
     }
 
-    /// The id of the next request.
-    pub(crate) async fn request(&mut self) -> Result<String> {
+    /// Waits for the next request and returns its id.
+    pub(crate) async fn next_request(&mut self) -> Result<String> {
         loop {
             let event = self.events.next().await?;
             if !event.contains("\"caller_tool_request\"") {
                 continue;
             }
-            // Only the id is of interest: an answer does not depend on the rest.
+            // Searched, not parsed: the answer needs only the id.
             let (_, rest) = event
                 .split_once("\"request_id\":\"")
                 .context("a request without id")?;
@@ -64,15 +65,17 @@ impl Caller {
             r#"{{"session_id":"{}","request_id":"{request}","result":"ok"}}"#,
             self.session
         );
-        self.rest.call("caller_tool_response", &body).await
+        self.rest_client
+            .call_unparsed("caller_tool_response", &body)
+            .await
     }
 
-    /// Answers whatever comes, until dropped.
-    pub(crate) fn serve(mut self) -> Serving {
-        Serving(tokio::spawn(async move {
-            while let Ok(request) = self.request().await {
+    /// Answers all requests on a task of its own, until that is dropped.
+    pub(crate) fn serve(mut self) -> CallerTask {
+        CallerTask(tokio::spawn(async move {
+            while let Ok(request) = self.next_request().await {
                 if let Err(error) = self.answer(&request).await {
-                    eprintln!("  a caller could not answer: {error:#}");
+                    eprintln!("  the caller could not send its answer: {error:#}");
                     return;
                 }
             }
@@ -80,10 +83,10 @@ impl Caller {
     }
 }
 
-/// A caller at work.
-pub(crate) struct Serving(JoinHandle<()>);
+/// The task of a caller that answers requests; dropping it stops the caller.
+pub(crate) struct CallerTask(JoinHandle<()>);
 
-impl Drop for Serving {
+impl Drop for CallerTask {
     fn drop(&mut self) {
         self.0.abort();
     }

@@ -1,21 +1,21 @@
-//! One clock for every process of a run: the machine's monotonic one.
+//! The machine's monotonic clock, whose readings are comparable between processes.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Now, in nanoseconds since the machine started.
+/// The current time, in nanoseconds since the machine started.
 pub(crate) fn now() -> u64 {
     let at = clock_gettime(ClockId::Monotonic);
     at.tv_sec as u64 * 1_000_000_000 + at.tv_nsec as u64
 }
 
-/// From then until now.
+/// The time elapsed since `then`.
 pub(crate) fn since(then: u64) -> Duration {
     between(then, now())
 }
 
-/// From one moment to a later one.
+/// The time between two readings; zero if `later` is the earlier one.
 pub(crate) fn between(then: u64, later: u64) -> Duration {
     Duration::from_nanos(later.saturating_sub(then))
 }

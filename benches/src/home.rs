@@ -1,4 +1,4 @@
-//! A home of its own for each suite, and the real server on it.
+//! A temporary home directory for a suite, the real server on it, and a REST client for that server.
 
 use std::{
     fs,
@@ -15,12 +15,12 @@ use tokio::process::{Child, Command};
 
 use crate::{
     clock,
-    http::{DEADLINE, Http},
+    http::{ANSWER_TIMEOUT, HttpConnection},
     procs,
 };
 
-/// Where the programs are: beside this one.
-pub(crate) fn program(name: &str) -> Result<PathBuf> {
+/// The path of one of Oubliette's programs, which are in the same directory as this one.
+pub(crate) fn sibling_program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let path = own.with_file_name(name);
     if !path.is_file() {
@@ -32,31 +32,32 @@ pub(crate) fn program(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// This program, to be started as something else.
-pub(crate) fn own() -> Result<String> {
+/// The path of this program, to start it as an actor.
+pub(crate) fn own_program() -> Result<String> {
     Ok(std::env::current_exe()?
         .to_str()
         .context("our path is not UTF-8")?
         .to_owned())
 }
 
-/// A home in a directory that goes with it.
-pub(crate) struct Home {
+/// A home directory, deleted when dropped, with an admin token.
+pub(crate) struct BenchHome {
     dir: tempfile::TempDir,
     pub(crate) token: String,
 }
 
-impl Home {
-    /// With these lines in oubliette.toml, beside those that let our own programs into sandboxes.
+impl BenchHome {
+    /// Creates a home. `config` is appended to an oubliette.toml whose `[trust]` section makes our own programs
+    /// readable in sandboxes; its first lines continue that section.
     pub(crate) async fn new(config: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("oub-").tempdir()?;
         let root = dir.path().join("home");
         fs::create_dir(&root)?;
-        let own = own()?;
+        let own = own_program()?;
         let programs = Path::new(&own).parent().context("no directory")?;
         let trust = format!("[trust]\nread_only = [{:?}]\n", programs.display().to_string());
         fs::write(root.join("oubliette.toml"), format!("{trust}{config}\n"))?;
-        let output = Command::new(program("oubliette")?)
+        let output = Command::new(sibling_program("oubliette")?)
             .arg("--home")
             .arg(&root)
             .args(["--json", "token", "create", "--name", "bench", "--scope", "admin"])
@@ -72,8 +73,8 @@ impl Home {
         self.dir.path().join("home")
     }
 
-    /// An agent; with a script it is the built-in one following it.
-    pub(crate) fn agent(&self, slug: &str, mut definition: Value, script: Option<Value>) -> Result<()> {
+    /// Writes an agent's definition; with a script, it is the built-in agent with that script.
+    pub(crate) fn write_agent(&self, slug: &str, mut definition: Value, script: Option<Value>) -> Result<()> {
         let dir = self.path().join("agents").join(slug);
         fs::create_dir_all(&dir)?;
         if let Some(script) = script {
@@ -85,30 +86,30 @@ impl Home {
         Ok(fs::write(dir.join("agent.json"), definition.to_string())?)
     }
 
-    /// The built-in agent that says one word a turn.
-    pub(crate) fn talker(&self, slug: &str) -> Result<()> {
-        self.agent(slug, json!({}), Some(json!({"turns": [[{"say": "ok"}]]})))
+    /// Writes an agent that says one word per turn.
+    pub(crate) fn write_talker_agent(&self, slug: &str) -> Result<()> {
+        self.write_agent(slug, json!({}), Some(json!({"turns": [[{"say": "ok"}]]})))
     }
 
-    /// Our own program as an MCP server in the catalog, in a sandbox.
-    pub(crate) fn echo(&self, id: &str, tag: &str, delay_ms: u64) -> Result<()> {
-        let own = own()?;
+    /// Writes a catalog entry for the echo server of this program, in a sandbox.
+    pub(crate) fn write_sandboxed_echo(&self, id: &str, tag: &str, delay_ms: u64) -> Result<()> {
+        let own = own_program()?;
         let programs = Path::new(&own).parent().context("no directory")?;
-        self.tool(id, tag, delay_ms, json!({ "read_only": [programs] }))
+        self.write_tool(id, tag, delay_ms, json!({ "read_only": [programs] }))
     }
 
-    /// The same, outside any.
-    pub(crate) fn bare_echo(&self, id: &str, tag: &str) -> Result<()> {
-        self.tool(id, tag, 0, json!({"isolation": "host"}))
+    /// Writes a catalog entry for the echo server of this program, without a sandbox.
+    pub(crate) fn write_host_echo(&self, id: &str, tag: &str) -> Result<()> {
+        self.write_tool(id, tag, 0, json!({"isolation": "host"}))
     }
 
-    fn tool(&self, id: &str, tag: &str, delay_ms: u64, mut definition: Value) -> Result<()> {
+    fn write_tool(&self, id: &str, tag: &str, delay_ms: u64, mut definition: Value) -> Result<()> {
         let arguments = ["as-echo", tag, &delay_ms.to_string()];
         for (field, value) in [
             ("id", json!(id)),
             ("kind", json!("mcp")),
             ("transport", json!("stdio")),
-            ("command", json!(own()?)),
+            ("command", json!(own_program()?)),
             ("args", json!(arguments)),
         ] {
             definition[field] = value;
@@ -119,18 +120,18 @@ impl Home {
     }
 
     /// Starts the server and waits until it is ready.
-    pub(crate) async fn start(&self) -> Result<Server> {
+    pub(crate) async fn start(&self) -> Result<BenchServer> {
         let server = self.spawn().await?;
-        server.ready().await?;
+        server.wait_ready().await?;
         Ok(server)
     }
 
-    /// Starts the server.
-    pub(crate) async fn spawn(&self) -> Result<Server> {
+    /// Starts the server without waiting for it.
+    pub(crate) async fn spawn(&self) -> Result<BenchServer> {
         let address = free_address()?;
         let log = fs::File::options().append(true).create(true).open(self.log())?;
         let spawned_at = clock::now();
-        let child = Command::new(program("oubliette")?)
+        let child = Command::new(sibling_program("oubliette")?)
             .arg("--home")
             .arg(self.path())
             .args(["serve", "--listen", &address.to_string()])
@@ -140,7 +141,7 @@ impl Home {
             .kill_on_drop(true)
             .spawn()?;
         let pid = child.id().context("it ended at once")?;
-        Ok(Server {
+        Ok(BenchServer {
             child,
             pid,
             address,
@@ -155,13 +156,13 @@ impl Home {
     }
 }
 
-/// An address nobody listens on.
+/// A loopback address that nothing listens on.
 pub(crate) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// A running server.
-pub(crate) struct Server {
+/// A running server, killed when dropped.
+pub(crate) struct BenchServer {
     child: Child,
     pub(crate) pid: u32,
     pub(crate) address: SocketAddr,
@@ -170,12 +171,12 @@ pub(crate) struct Server {
     log: PathBuf,
 }
 
-impl Server {
-    /// Waits until `/ready` says so; how long that took from the start.
-    pub(crate) async fn ready(&self) -> Result<Duration> {
+impl BenchServer {
+    /// Waits until `/ready` answers 200; returns the time since the process was started.
+    pub(crate) async fn wait_ready(&self) -> Result<Duration> {
         let asked = async {
             loop {
-                if let Ok(mut http) = Http::connect(self.address, "").await {
+                if let Ok(mut http) = HttpConnection::connect(self.address, "").await {
                     while let Ok(answer) = http.get("/ready").await {
                         if answer.status == 200 {
                             return clock::since(self.spawned_at);
@@ -195,27 +196,27 @@ impl Server {
         }
     }
 
-    /// A connection that asks by plain JSON.
-    pub(crate) async fn rest(&self) -> Result<Rest> {
+    /// A new connection for tool calls over REST.
+    pub(crate) async fn connect_rest(&self) -> Result<RestClient> {
         let headers = format!("Authorization: Bearer {}\r\n", self.token);
-        Ok(Rest(Http::connect(self.address, &headers).await?))
+        Ok(RestClient(HttpConnection::connect(self.address, &headers).await?))
     }
 
-    /// Ends it as a service manager would.
+    /// Stops it with SIGTERM, as a service manager would, and waits for its end.
     pub(crate) async fn stop(mut self) -> Result<()> {
-        procs::kill(self.pid, Signal::TERM);
-        tokio::time::timeout(DEADLINE, self.child.wait())
+        procs::send_signal(self.pid, Signal::TERM);
+        tokio::time::timeout(ANSWER_TIMEOUT, self.child.wait())
             .await
             .context("the server does not stop")??;
         Ok(())
     }
 }
 
-/// Tools by plain JSON.
-pub(crate) struct Rest(pub(crate) Http);
+/// A REST client: tool calls as JSON over one connection.
+pub(crate) struct RestClient(pub(crate) HttpConnection);
 
-impl Rest {
-    pub(crate) async fn tool(&mut self, name: &str, arguments: Value) -> Result<Value> {
+impl RestClient {
+    pub(crate) async fn call_tool(&mut self, name: &str, arguments: Value) -> Result<Value> {
         let answer = self
             .0
             .post(&format!("/api/tools/{name}"), "", &arguments.to_string())
@@ -230,8 +231,8 @@ impl Rest {
         answer.json()
     }
 
-    /// The same, its answer only looked at.
-    pub(crate) async fn call(&mut self, name: &str, arguments: &str) -> Result<()> {
+    /// Calls a tool and checks the status; the answer is not parsed.
+    pub(crate) async fn call_unparsed(&mut self, name: &str, arguments: &str) -> Result<()> {
         let answer = self.0.post(&format!("/api/tools/{name}"), "", arguments).await?;
         if answer.status != 200 {
             bail!(
@@ -243,16 +244,16 @@ impl Rest {
         Ok(())
     }
 
-    pub(crate) async fn project(&mut self, name: &str, more: Value) -> Result<String> {
+    pub(crate) async fn create_project(&mut self, name: &str, more: Value) -> Result<String> {
         let mut arguments = json!({ "name": name });
         if let (Some(to), Some(from)) = (arguments.as_object_mut(), more.as_object()) {
             to.extend(from.clone());
         }
-        text(&self.tool("project_create", arguments).await?, "project_id")
+        text_field(&self.call_tool("project_create", arguments).await?, "project_id")
     }
 
-    /// A session whose first turn is done.
-    pub(crate) async fn session(
+    /// Starts a session and waits for its first turn.
+    pub(crate) async fn start_session(
         &mut self,
         project: &str,
         agent: &str,
@@ -262,32 +263,35 @@ impl Rest {
         if let Some(context) = context {
             arguments["context"] = context;
         }
-        text(&self.tool("session_message", arguments).await?, "session_id")
+        text_field(&self.call_tool("session_message", arguments).await?, "session_id")
     }
 
-    /// The relay socket of a session, on the host.
-    pub(crate) async fn socket(&mut self, session: &str) -> Result<PathBuf> {
-        Ok(text(
-            &self.tool("session_get", json!({ "session_id": session })).await?,
+    /// The path of a session's relay socket on the host.
+    pub(crate) async fn relay_socket(&mut self, session: &str) -> Result<PathBuf> {
+        Ok(text_field(
+            &self
+                .call_tool("session_get", json!({ "session_id": session }))
+                .await?,
             "relay_socket",
         )?
         .into())
     }
 }
 
-/// A text field.
-pub(crate) fn text(value: &Value, field: &str) -> Result<String> {
+/// A field that must be a string.
+pub(crate) fn text_field(value: &Value, field: &str) -> Result<String> {
     Ok(value[field]
         .as_str()
         .with_context(|| format!("no {field} in {value}"))?
         .to_owned())
 }
 
-/// `oubliette-client`, as an agent starts it, for a session's socket.
-pub(crate) fn client(socket: &Path, key: Option<&str>) -> Result<Command> {
-    let mut command = Command::new(program("oubliette-client")?);
+/// The command of `oubliette-client` for a session's socket, as an agent starts it.
+pub(crate) fn client_command(socket: &Path, key: Option<&str>) -> Result<Command> {
+    let mut command = Command::new(sibling_program("oubliette-client")?);
     command
         .env("OUBLIETTE_SOCKET", socket)
+        .env("OUBLIETTE_HANDOFF_SOCKET", socket.with_file_name("stdio.sock"))
         .env_remove("OUBLIETTE_API_KEY");
     if let Some(key) = key {
         command.env("OUBLIETTE_API_KEY", key);

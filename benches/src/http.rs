@@ -1,5 +1,5 @@
-//! HTTP/1.1 by hand: one connection, one request at a time. What a client library costs would be counted
-//! on both sides of every ratio and blur it.
+//! A minimal HTTP/1.1 client: one connection, one request at a time. A client library's cost would be in both
+//! sides of every ratio and hide the difference.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -10,20 +10,20 @@ use tokio::{
     net::TcpStream,
 };
 
-/// How long any answer is waited for before the run is given up.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+/// How long to wait for an answer before the suite fails.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A connection that is kept.
-pub(crate) struct Http {
+/// A keep-alive connection.
+pub(crate) struct HttpConnection {
     stream: BufReader<TcpStream>,
     address: SocketAddr,
-    /// Sent with every request, each line ended.
+    /// Header lines sent with every request, each with its line end.
     headers: String,
 }
 
-/// An answer, whole.
+/// A complete response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HttpAnswer {
     pub(crate) status: u16,
     pub(crate) session: Option<String>,
     pub(crate) body: Vec<u8>,
@@ -31,7 +31,7 @@ pub(crate) struct Answer {
 }
 
 #[derive(Debug, Default)]
-struct Head {
+struct ResponseHead {
     status: u16,
     length: Option<usize>,
     chunked: bool,
@@ -39,8 +39,8 @@ struct Head {
     session: Option<String>,
 }
 
-impl Answer {
-    /// The JSON in it; of a stream of events, that of the last one that answers.
+impl HttpAnswer {
+    /// The body as JSON; of an event stream, the last event with a `result` or an `error`.
     pub(crate) fn json(&self) -> Result<Value> {
         if !self.events {
             return serde_json::from_slice(&self.body)
@@ -51,21 +51,21 @@ impl Answer {
         let answers = data.filter_map(|data| serde_json::from_str::<Value>(data.trim()).ok());
         let mut answers = answers.filter(|v| v.get("result").is_some() || v.get("error").is_some());
         answers
-            .next_back_or()
+            .last_item()
             .with_context(|| format!("no answer in {text:?}"))
     }
 }
 
-/// The last of an iterator that is not double-ended.
-trait LastOr: Iterator + Sized {
-    fn next_back_or(&mut self) -> Option<Self::Item> {
+/// The last item of an iterator that is not double-ended.
+trait LastItem: Iterator + Sized {
+    fn last_item(&mut self) -> Option<Self::Item> {
         self.fold(None, |_, item| Some(item))
     }
 }
 
-impl<I: Iterator> LastOr for I {}
+impl<I: Iterator> LastItem for I {}
 
-impl Http {
+impl HttpConnection {
     pub(crate) async fn connect(address: SocketAddr, headers: &str) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -76,8 +76,8 @@ impl Http {
         })
     }
 
-    /// The same, on a connection of its own.
-    pub(crate) async fn another(&self) -> Result<Self> {
+    /// A new connection to the same address with the same headers.
+    pub(crate) async fn open_another(&self) -> Result<Self> {
         Self::connect(self.address, &self.headers).await
     }
 
@@ -85,7 +85,7 @@ impl Http {
         self.headers += &format!("{name}: {value}\r\n");
     }
 
-    pub(crate) async fn post(&mut self, path: &str, more: &str, body: &str) -> Result<Answer> {
+    pub(crate) async fn post(&mut self, path: &str, more: &str, body: &str) -> Result<HttpAnswer> {
         let length = body.len();
         let request = format!(
             "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{}{more}\r\n{body}",
@@ -94,7 +94,7 @@ impl Http {
         self.exchange(&request).await
     }
 
-    pub(crate) async fn get(&mut self, path: &str) -> Result<Answer> {
+    pub(crate) async fn get(&mut self, path: &str) -> Result<HttpAnswer> {
         let request = format!(
             "GET {path} HTTP/1.1\r\nHost: {}\r\n{}\r\n",
             self.address, self.headers
@@ -102,64 +102,64 @@ impl Http {
         self.exchange(&request).await
     }
 
-    async fn exchange(&mut self, request: &str) -> Result<Answer> {
+    async fn exchange(&mut self, request: &str) -> Result<HttpAnswer> {
         let exchange = async {
             self.stream.get_mut().write_all(request.as_bytes()).await?;
-            let head = self.head().await?;
-            let body = self.body(&head).await?;
-            Ok(Answer {
+            let head = self.read_head().await?;
+            let body = self.read_body(&head).await?;
+            Ok(HttpAnswer {
                 status: head.status,
                 session: head.session,
                 body,
                 events: head.events,
             })
         };
-        tokio::time::timeout(DEADLINE, exchange)
+        tokio::time::timeout(ANSWER_TIMEOUT, exchange)
             .await
             .context("no answer")?
     }
 
-    /// Becomes a stream of server-sent events.
-    pub(crate) async fn listen(mut self, path: &str) -> Result<Events> {
+    /// Sends a GET and turns the connection into a stream of server-sent events.
+    pub(crate) async fn into_event_stream(mut self, path: &str) -> Result<SseEvents> {
         let request = format!(
             "GET {path} HTTP/1.1\r\nHost: {}\r\nAccept: text/event-stream\r\n{}\r\n",
             self.address, self.headers
         );
         self.stream.get_mut().write_all(request.as_bytes()).await?;
-        let head = self.head().await?;
+        let head = self.read_head().await?;
         if head.status != 200 || !head.chunked {
-            let body = self.body(&head).await?;
+            let body = self.read_body(&head).await?;
             bail!(
                 "{path}: status {}: {}",
                 head.status,
                 String::from_utf8_lossy(&body)
             );
         }
-        Ok(Events {
+        Ok(SseEvents {
             http: self,
             text: Vec::new(),
             read: 0,
         })
     }
 
-    async fn line(&mut self) -> Result<String> {
+    async fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         if self.stream.read_line(&mut line).await? == 0 {
-            bail!("the other side hung up");
+            bail!("the server closed the connection");
         }
         line.truncate(line.trim_end().len());
         Ok(line)
     }
 
-    async fn head(&mut self) -> Result<Head> {
-        let first = self.line().await?;
+    async fn read_head(&mut self) -> Result<ResponseHead> {
+        let first = self.read_line().await?;
         let status = first.split(' ').nth(1).and_then(|code| code.parse().ok());
-        let mut head = Head {
+        let mut head = ResponseHead {
             status: status.with_context(|| format!("no HTTP: {first}"))?,
-            ..Head::default()
+            ..ResponseHead::default()
         };
         loop {
-            let line = self.line().await?;
+            let line = self.read_line().await?;
             let Some((name, value)) = line.split_once(':') else {
                 return Ok(head);
             };
@@ -174,10 +174,10 @@ impl Http {
         }
     }
 
-    async fn body(&mut self, head: &Head) -> Result<Vec<u8>> {
+    async fn read_body(&mut self, head: &ResponseHead) -> Result<Vec<u8>> {
         let mut body = Vec::new();
         if head.chunked {
-            while self.chunk(&mut body).await? {}
+            while self.read_chunk(&mut body).await? {}
         } else if let Some(length) = head.length {
             body.resize(length, 0);
             self.stream.read_exact(&mut body).await?;
@@ -185,28 +185,28 @@ impl Http {
         Ok(body)
     }
 
-    /// Appends a chunk; false at the last.
-    async fn chunk(&mut self, to: &mut Vec<u8>) -> Result<bool> {
-        let line = self.line().await?;
+    /// Appends the next chunk of a chunked body; false at the last one.
+    async fn read_chunk(&mut self, to: &mut Vec<u8>) -> Result<bool> {
+        let line = self.read_line().await?;
         let size = usize::from_str_radix(line.split(';').next().unwrap_or_default(), 16)
             .with_context(|| format!("no chunk: {line:?}"))?;
         let before = to.len();
         to.resize(before + size, 0);
         self.stream.read_exact(&mut to[before..]).await?;
-        self.line().await?;
+        self.read_line().await?;
         Ok(size > 0)
     }
 }
 
-/// A stream of events.
-pub(crate) struct Events {
-    http: Http,
+/// A stream of server-sent events.
+pub(crate) struct SseEvents {
+    http: HttpConnection,
     text: Vec<u8>,
     read: usize,
 }
 
-impl Events {
-    /// The data of the next event that has some.
+impl SseEvents {
+    /// The data of the next event with non-empty data.
     pub(crate) async fn next(&mut self) -> Result<String> {
         loop {
             while let Some(end) = self.text[self.read..].iter().position(|byte| *byte == b'\n') {
@@ -221,7 +221,7 @@ impl Events {
             }
             self.text.drain(..self.read);
             self.read = 0;
-            if !self.http.chunk(&mut self.text).await? {
+            if !self.http.read_chunk(&mut self.text).await? {
                 bail!("the stream ended");
             }
         }

@@ -1,4 +1,4 @@
-//! JSON-RPC, a message a line: to a child's stdio or to a socket, by hand.
+//! A minimal JSON-RPC client, one message per line, over a child's stdio or a Unix socket.
 
 use std::{path::Path, process::Stdio};
 
@@ -10,17 +10,17 @@ use tokio::{
     process::{Child, Command},
 };
 
-/// One conversation.
-pub(crate) struct Lines {
+/// One JSON-RPC connection.
+pub(crate) struct JsonRpcLines {
     write: Box<dyn AsyncWrite + Send + Unpin>,
     read: Box<dyn AsyncBufRead + Send + Unpin>,
-    next: u64,
+    next_id: u64,
     line: String,
     child: Option<Child>,
 }
 
-impl Lines {
-    /// With a program, killed when this is dropped.
+impl JsonRpcLines {
+    /// Starts a program and connects to its stdio. It is killed when this is dropped.
     pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
         command
             .stdin(Stdio::piped())
@@ -33,35 +33,35 @@ impl Lines {
         Ok(Self {
             write: Box::new(write),
             read: Box::new(read),
-            next: 1,
+            next_id: 1,
             line: String::new(),
             child: Some(child),
         })
     }
 
-    /// With whoever listens on a socket.
+    /// Connects to a Unix socket.
     pub(crate) async fn connect(socket: &Path) -> Result<Self> {
         let (read, write) = UnixStream::connect(socket).await?.into_split();
         let read = BufReader::with_capacity(64 * 1024, read);
         Ok(Self {
             write: Box::new(write),
             read: Box::new(read),
-            next: 1,
+            next_id: 1,
             line: String::new(),
             child: None,
         })
     }
 
-    /// An MCP session with the program.
-    pub(crate) async fn mcp(command: &mut Command) -> Result<Self> {
+    /// Starts an MCP server program and performs the handshake and a tools/list.
+    pub(crate) async fn spawn_mcp(command: &mut Command) -> Result<Self> {
         let mut lines = Self::spawn(command)?;
         let params = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}});
-        lines.ask("initialize", &params).await?;
+        lines.request("initialize", &params).await?;
         lines
             .write
             .write_all(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n")
             .await?;
-        lines.ask("tools/list", &json!({})).await?;
+        lines.request("tools/list", &json!({})).await?;
         Ok(lines)
     }
 
@@ -69,10 +69,10 @@ impl Lines {
         self.child.as_ref().and_then(Child::id)
     }
 
-    /// Sends a request and does not wait.
+    /// Sends a request without waiting for its answer; returns its id.
     pub(crate) async fn send(&mut self, method: &str, params: &Value) -> Result<u64> {
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_id;
+        self.next_id += 1;
         let line =
             format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"{method}\",\"params\":{params}}}\n");
         self.write.write_all(line.as_bytes()).await?;
@@ -80,8 +80,8 @@ impl Lines {
         Ok(id)
     }
 
-    /// The next answer, whichever it is; everything else is passed over.
-    pub(crate) async fn answer(&mut self) -> Result<&str> {
+    /// Reads the next answer, to whichever request; notifications are skipped.
+    pub(crate) async fn next_answer(&mut self) -> Result<&str> {
         loop {
             self.line.clear();
             if self.read.read_line(&mut self.line).await? == 0 {
@@ -97,21 +97,21 @@ impl Lines {
         }
     }
 
-    /// One request, and its answer.
-    pub(crate) async fn ask(&mut self, method: &str, params: &Value) -> Result<Value> {
+    /// Sends a request and returns the result of its answer.
+    pub(crate) async fn request(&mut self, method: &str, params: &Value) -> Result<Value> {
         self.send(method, params).await?;
-        let answer: Value = serde_json::from_str(self.answer().await?)?;
+        let answer: Value = serde_json::from_str(self.next_answer().await?)?;
         Ok(answer["result"].clone())
     }
 
-    /// One request and the line of its answer, unread.
+    /// Sends a request and waits for its answer, which is not parsed.
     pub(crate) async fn call(&mut self, method: &str, params: &Value) -> Result<()> {
         self.send(method, params).await?;
-        self.answer().await?;
+        self.next_answer().await?;
         Ok(())
     }
 
-    /// Keeps `open` requests under way until told to stop; how many were answered.
+    /// Keeps `open` requests in flight while `go_on` returns true; returns how many were answered.
     pub(crate) async fn flood(
         &mut self,
         method: &str,
@@ -124,7 +124,7 @@ impl Lines {
         }
         let (mut answered, mut waiting) = (0, open);
         while waiting > 0 {
-            self.answer().await?;
+            self.next_answer().await?;
             answered += 1;
             waiting -= 1;
             if go_on() {

@@ -1,18 +1,20 @@
-//! How fast Oubliette is.
+//! Oubliette's benchmarks.
 //!
-//! Starts the real release programs in homes of their own and asks them as their users do: over loopback HTTP,
-//! over a session's relay socket, through `oubliette-client`. Where a number depends on the machine it is told
-//! as a ratio to a floor taken in the same run, in turn with it.
+//! Starts the real release programs, each suite with a home directory of its own, and uses them as their users
+//! do: over loopback HTTP, over a session's relay socket, through `oubliette-client`. A number that depends on the
+//! machine is reported as a ratio to a floor: the same work by bare programs, measured in the same run and
+//! interleaved with it.
 //!
-//! - [`suites`]: what is measured, a file each.
-//! - [`home`]: a home and its server; [`caller`]: a program that lends a tool.
-//! - [`actors`]: this program started as something else: a bare echo server, a bare HTTP server, an agent that
-//!   knows when it was spoken to; [`bare`] starts them.
-//! - [`http`], [`mcp`], [`lines`]: clients by hand, so that no library's cost is in the numbers.
-//! - [`stats`], [`procs`], [`clock`], [`report`]: times, memory, one clock, the table.
+//! - [`suites`]: the measurements, one file per suite.
+//! - [`home`]: a home directory and its server; [`caller`]: a program that lends a tool.
+//! - [`actors`]: this program run in another role: a bare MCP echo server, a bare HTTP server, an agent that
+//!   reports when its first input arrived; [`baseline`] starts them.
+//! - [`http`], [`mcp`], [`lines`]: minimal clients without libraries, whose cost would be in the numbers.
+//! - [`stats`], [`procs`], [`clock`], [`report`]: timing samples, process memory, the monotonic clock, the results
+//!   table.
 
 mod actors;
-mod bare;
+mod baseline;
 mod caller;
 mod clock;
 mod home;
@@ -28,40 +30,40 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use report::Report;
-use suites::{Effort, Suite};
+use report::BenchReport;
+use suites::{BenchEffort, BenchSuite};
 
 /// Measures Oubliette beside a floor taken in the same run, and beside peers.
 #[derive(Debug, Parser)]
 #[command(name = "oubliette-bench")]
-struct Arguments {
+struct BenchArgs {
     /// Only this suite; may be given several times.
     #[arg(long, value_enum)]
-    suite: Vec<Suite>,
-    /// A tenth of the work: to see that it runs, not to quote.
+    suite: Vec<BenchSuite>,
+    /// Do a tenth of the work: a check that the suites run, not numbers to quote.
     #[arg(long)]
     quick: bool,
     /// Install the peers (cargo and npm, into target/) if they are missing.
     #[arg(long)]
     peers: bool,
-    /// JSON on stdout instead of a table.
+    /// Print JSON on stdout instead of a table.
     #[arg(long)]
     json: bool,
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // Before any thread: these parts are measured.
-    if let Some(code) = actors::play(&arguments) {
+    // Before any thread is started: an actor's start-up time is measured.
+    if let Some(code) = actors::run_actor(&arguments) {
         return code;
     }
-    let arguments = Arguments::parse();
+    let arguments = BenchArgs::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build();
     let report = match runtime {
-        Ok(runtime) => runtime.block_on(run(&arguments)),
+        Ok(runtime) => runtime.block_on(run_suites(&arguments)),
         Err(error) => {
             eprintln!("error: {error}");
             return ExitCode::FAILURE;
@@ -71,21 +73,21 @@ fn main() -> ExitCode {
         (true, Ok(json)) => println!("{json}"),
         _ => println!("{}", report.markdown()),
     }
-    // A target missed is a finding; a suite that broke is a failure.
+    // A missed target is a result; only a suite that could not run makes the program fail.
     match report.broken.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
 }
 
-async fn run(arguments: &Arguments) -> Report {
+async fn run_suites(arguments: &BenchArgs) -> BenchReport {
     let effort = if arguments.quick {
-        Effort::Quick
+        BenchEffort::Quick
     } else {
-        Effort::Full
+        BenchEffort::Full
     };
-    let mut report = Report::default();
-    for suite in Suite::ALL {
+    let mut report = BenchReport::default();
+    for suite in BenchSuite::ALL {
         if !arguments.suite.is_empty() && !arguments.suite.contains(&suite) {
             continue;
         }

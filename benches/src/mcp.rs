@@ -1,56 +1,56 @@
-//! MCP over streamable HTTP, by hand.
+//! A minimal MCP client over streamable HTTP.
 
 use std::net::SocketAddr;
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
-use crate::http::{Answer, Http};
+use crate::http::{HttpAnswer, HttpConnection};
 
-/// Which lifecycle is spoken.
+/// Which MCP lifecycle the client uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Revision {
-    /// Stateful, 2025-11-25.
+pub(crate) enum BenchMcpRevision {
+    /// Stateful: `initialize` and a session id. It offers revision 2025-06-18.
     Legacy,
-    /// Stateless, 2026-07-28.
+    /// Stateless, revision 2026-07-28.
     Modern,
 }
 
-/// A client on one connection.
-pub(crate) struct Mcp {
-    http: Http,
+/// An MCP client on one HTTP connection.
+pub(crate) struct McpHttpClient {
+    http: HttpConnection,
     path: String,
-    revision: Revision,
-    next: u64,
+    revision: BenchMcpRevision,
+    next_id: u64,
 }
 
 const MODERN: &str = "2026-07-28";
 const LEGACY: &str = "2025-06-18";
 
-impl Mcp {
-    /// Opens a session, or none when the revision has none.
+impl McpHttpClient {
+    /// Connects, and opens an MCP session in the stateful lifecycle.
     pub(crate) async fn open(
         address: SocketAddr,
         path: &str,
         token: &str,
-        revision: Revision,
+        revision: BenchMcpRevision,
     ) -> Result<Self> {
         let version = match revision {
-            Revision::Legacy => LEGACY,
-            Revision::Modern => MODERN,
+            BenchMcpRevision::Legacy => LEGACY,
+            BenchMcpRevision::Modern => MODERN,
         };
         let mut headers = "Accept: application/json, text/event-stream\r\n".to_owned();
         if !token.is_empty() {
             headers += &format!("Authorization: Bearer {token}\r\n");
         }
-        let http = Http::connect(address, &headers).await?;
+        let http = HttpConnection::connect(address, &headers).await?;
         let mut client = Self {
             http,
             path: path.to_owned(),
             revision,
-            next: 1,
+            next_id: 1,
         };
-        if revision == Revision::Legacy {
+        if revision == BenchMcpRevision::Legacy {
             let params = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}});
             let hello =
                 json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).to_string();
@@ -64,35 +64,35 @@ impl Mcp {
             }
         }
         client.http.add_header("MCP-Protocol-Version", version);
-        if revision == Revision::Legacy {
+        if revision == BenchMcpRevision::Legacy {
             let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
             client.http.post(path, "", &ready).await?;
         }
         Ok(client)
     }
 
-    /// The same session on a connection of its own; its requests count from `first`.
-    pub(crate) async fn another(&self, first: u64) -> Result<Self> {
-        let http = self.http.another().await?;
+    /// The same MCP session on a new connection; its request ids count from `first`.
+    pub(crate) async fn with_new_connection(&self, first: u64) -> Result<Self> {
+        let http = self.http.open_another().await?;
         Ok(Self {
             http,
             path: self.path.clone(),
             revision: self.revision,
-            next: first,
+            next_id: first,
         })
     }
 
-    async fn send(&mut self, tool: &str, arguments: &Value) -> Result<Answer> {
-        let id = self.next;
-        self.next += 1;
+    async fn send(&mut self, tool: &str, arguments: &Value) -> Result<HttpAnswer> {
+        let id = self.next_id;
+        self.next_id += 1;
         let (body, headers) = match self.revision {
-            Revision::Legacy => (
+            BenchMcpRevision::Legacy => (
                 format!(
                     r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments}}}}}"#
                 ),
                 String::new(),
             ),
-            Revision::Modern => (
+            BenchMcpRevision::Modern => (
                 format!(
                     r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"io.modelcontextprotocol/protocolVersion":"{MODERN}","io.modelcontextprotocol/clientCapabilities":{{}}}}}}}}"#
                 ),
@@ -102,7 +102,8 @@ impl Mcp {
         self.http.post(&self.path, &headers, &body).await
     }
 
-    /// Calls a tool that must succeed. Only a look at the bytes: what a client makes of them is its own.
+    /// Calls a tool that must succeed. The answer is searched, not parsed, to keep the client's cost out of the
+    /// numbers.
     pub(crate) async fn call(&mut self, tool: &str, arguments: &Value) -> Result<()> {
         let answer = self.send(tool, arguments).await?;
         let has = |text: &[u8]| answer.body.windows(text.len()).any(|part| part == text);

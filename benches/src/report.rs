@@ -1,65 +1,65 @@
-//! What was measured, what was wanted, and whether it was met.
+//! The results: measured values, their targets, and whether they were met.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// What a number should be.
+/// The target of a measured value.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Target {
+pub(crate) enum BenchTarget {
     AtMost(f64),
     AtLeast(f64),
-    /// Told for its own sake.
+    /// Reported without a target.
     None,
 }
 
-/// One line of the table.
+/// One row of the results table.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct ReportRow {
     pub(crate) suite: &'static str,
     pub(crate) what: String,
     pub(crate) value: f64,
     pub(crate) unit: &'static str,
-    pub(crate) target: Target,
+    pub(crate) target: BenchTarget,
     pub(crate) met: Option<bool>,
     pub(crate) note: String,
 }
 
-/// A table of its own, for what does not fit the one with targets.
+/// A separate table, for results without targets that have several columns.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Grid {
+pub(crate) struct ReportTable {
     pub(crate) title: String,
     pub(crate) head: Vec<String>,
     pub(crate) rows: Vec<Vec<String>>,
-    /// The same for programs.
+    /// The same content as JSON, for `--json`.
     pub(crate) values: Value,
 }
 
-/// Everything of one run.
+/// All results of one run.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Report {
-    pub(crate) rows: Vec<Row>,
-    pub(crate) grids: Vec<Grid>,
-    /// Suites that did not get to their end, and why.
+pub(crate) struct BenchReport {
+    pub(crate) rows: Vec<ReportRow>,
+    pub(crate) grids: Vec<ReportTable>,
+    /// Suites that failed, and why.
     pub(crate) broken: Vec<String>,
 }
 
-impl Report {
-    pub(crate) fn row(
+impl BenchReport {
+    pub(crate) fn add_row(
         &mut self,
         suite: &'static str,
         what: impl Into<String>,
         value: f64,
         unit: &'static str,
-        target: Target,
+        target: BenchTarget,
         note: impl Into<String>,
     ) {
         let met = match target {
-            Target::AtMost(most) => Some(value <= most),
-            Target::AtLeast(least) => Some(value >= least),
-            Target::None => None,
+            BenchTarget::AtMost(most) => Some(value <= most),
+            BenchTarget::AtLeast(least) => Some(value >= least),
+            BenchTarget::None => None,
         };
-        let row = Row {
+        let row = ReportRow {
             suite,
             what: what.into(),
             value,
@@ -68,11 +68,11 @@ impl Report {
             met,
             note: note.into(),
         };
-        eprintln!("  {}", line(&row));
+        eprintln!("  {}", markdown_row(&row));
         self.rows.push(row);
     }
 
-    /// For people: Markdown.
+    /// The report as Markdown.
     pub(crate) fn markdown(&self) -> String {
         let mut text = String::from("| | measured | target | met | |\n|---|---|---|---|---|\n");
         let mut suite = "";
@@ -81,7 +81,7 @@ impl Report {
                 suite = row.suite;
                 text += &format!("| **{suite}** | | | | |\n");
             }
-            text += &line(row);
+            text += &markdown_row(row);
             text.push('\n');
         }
         for grid in &self.grids {
@@ -102,11 +102,11 @@ impl Report {
     }
 }
 
-fn line(row: &Row) -> String {
+fn markdown_row(row: &ReportRow) -> String {
     let target = match row.target {
-        Target::AtMost(most) => format!("≤ {}", shown(most, row.unit)),
-        Target::AtLeast(least) => format!("≥ {}", shown(least, row.unit)),
-        Target::None => String::new(),
+        BenchTarget::AtMost(most) => format!("≤ {}", format_number(most, row.unit)),
+        BenchTarget::AtLeast(least) => format!("≥ {}", format_number(least, row.unit)),
+        BenchTarget::None => String::new(),
     };
     let met = match row.met {
         Some(true) => "yes",
@@ -116,16 +116,16 @@ fn line(row: &Row) -> String {
     format!(
         "| {} | {} | {target} | {met} | {} |",
         row.what,
-        shown(row.value, row.unit),
+        format_number(row.value, row.unit),
         row.note
     )
 }
 
-/// A number as people read it: three digits that matter.
-pub(crate) fn shown(value: f64, unit: &str) -> String {
+/// A number with three significant digits, and its unit.
+pub(crate) fn format_number(value: f64, unit: &str) -> String {
     let number = match value.abs() {
         v if v.is_nan() => "–".to_owned(),
-        v if v >= 1000.0 => grouped(value),
+        v if v >= 1000.0 => group_thousands(value),
         v if v >= 100.0 || (v.fract() == 0.0 && v >= 1.0) => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),
         v if v >= 1.0 => format!("{value:.2}"),
@@ -138,7 +138,7 @@ pub(crate) fn shown(value: f64, unit: &str) -> String {
     }
 }
 
-fn grouped(value: f64) -> String {
+fn group_thousands(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -155,23 +155,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_have_three_significant_digits() {
         let seen: Vec<_> = [0.1234, 1.0, 1.234, 12.34, 123.4, 1234.6, 1_234_567.0]
-            .map(|v| shown(v, ""))
+            .map(|v| format_number(v, ""))
             .into();
         assert_eq!(seen, ["0.123", "1", "1.23", "12.3", "123", "1,235", "1,234,567"]);
         assert_eq!(
-            (shown(2.0, "×"), shown(2.5, "ms")),
+            (format_number(2.0, "×"), format_number(2.5, "ms")),
             ("2×".into(), "2.50 ms".into())
         );
     }
 
     #[test]
-    fn a_target_is_met_or_it_is_not() {
-        let mut report = Report::default();
-        report.row("s", "a", 1.0, "ms", Target::AtMost(2.0), "");
-        report.row("s", "b", 1.0, "ms", Target::AtLeast(2.0), "");
-        report.row("s", "c", 1.0, "ms", Target::None, "");
+    fn rows_record_whether_their_target_is_met() {
+        let mut report = BenchReport::default();
+        report.add_row("s", "a", 1.0, "ms", BenchTarget::AtMost(2.0), "");
+        report.add_row("s", "b", 1.0, "ms", BenchTarget::AtLeast(2.0), "");
+        report.add_row("s", "c", 1.0, "ms", BenchTarget::None, "");
         let met: Vec<_> = report.rows.iter().map(|row| row.met).collect();
         assert_eq!(met, [Some(true), Some(false), None]);
         assert!(report.markdown().contains("| b | 1 ms | ≥ 2 ms | **no** |"));

@@ -1,4 +1,4 @@
-//! Many measurements of one thing.
+//! Timing samples and their percentiles.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use anyhow::Result;
 
 use crate::clock;
 
-/// Times, in the order they were taken.
+/// Measured durations, in the order they were taken.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Times(Vec<Duration>);
+pub(crate) struct TimingSamples(Vec<Duration>);
 
-impl Times {
+impl TimingSamples {
     pub(crate) fn push(&mut self, time: Duration) {
         self.0.push(time);
     }
 
-    pub(crate) fn extend(&mut self, more: Times) {
+    pub(crate) fn extend(&mut self, more: TimingSamples) {
         self.0.extend(more.0);
     }
 
@@ -44,21 +44,24 @@ impl Times {
         self.percentile(99.0)
     }
 
-    /// How many a second when each follows the one before.
-    pub(crate) fn rate(&self) -> f64 {
+    /// Operations per second if each begins when the previous one ends.
+    pub(crate) fn rate_per_second(&self) -> f64 {
         let total: Duration = self.0.iter().sum();
         self.0.len() as f64 / total.as_secs_f64()
     }
 }
 
-/// In milliseconds.
+/// A duration in milliseconds.
 pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-/// Runs something `count` times, one after the other.
-pub(crate) async fn timed(count: usize, mut run: impl AsyncFnMut() -> Result<()>) -> Result<Times> {
-    let mut times = Times::default();
+/// Runs and times something `count` times, one after the other.
+pub(crate) async fn time_each(
+    count: usize,
+    mut run: impl AsyncFnMut() -> Result<()>,
+) -> Result<TimingSamples> {
+    let mut times = TimingSamples::default();
     for _ in 0..count {
         let begun = clock::now();
         run().await?;
@@ -67,20 +70,20 @@ pub(crate) async fn timed(count: usize, mut run: impl AsyncFnMut() -> Result<()>
     Ok(times)
 }
 
-/// Two things in turn, a few of one and a few of the other, so that both see the same machine.
-pub(crate) async fn side_by_side(
+/// Times two operations in alternating blocks of `each`, so that both see the same state of the machine.
+pub(crate) async fn time_interleaved(
     rounds: usize,
     each: usize,
     mut a: impl AsyncFnMut() -> Result<()>,
     mut b: impl AsyncFnMut() -> Result<()>,
-) -> Result<(Times, Times)> {
-    // The first calls open what later ones find open.
-    timed(each.min(50), &mut a).await?;
-    timed(each.min(50), &mut b).await?;
-    let (mut of_a, mut of_b) = (Times::default(), Times::default());
+) -> Result<(TimingSamples, TimingSamples)> {
+    // Warm-up, not counted: the first calls open connections and fill caches.
+    time_each(each.min(50), &mut a).await?;
+    time_each(each.min(50), &mut b).await?;
+    let (mut of_a, mut of_b) = (TimingSamples::default(), TimingSamples::default());
     for _ in 0..rounds {
-        of_a.extend(timed(each, &mut a).await?);
-        of_b.extend(timed(each, &mut b).await?);
+        of_a.extend(time_each(each, &mut a).await?);
+        of_b.extend(time_each(each, &mut b).await?);
     }
     Ok((of_a, of_b))
 }
@@ -91,11 +94,11 @@ mod tests {
 
     #[test]
     fn percentiles_are_of_the_sorted_times() {
-        let mut times = Times::default();
+        let mut times = TimingSamples::default();
         for n in (0..=100).rev() {
             times.push(Duration::from_millis(n));
         }
         assert_eq!((times.p50(), times.p95(), times.p99()), (50.0, 95.0, 99.0));
-        assert!(Times::default().p50().is_nan());
+        assert!(TimingSamples::default().p50().is_nan());
     }
 }

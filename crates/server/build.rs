@@ -1,5 +1,5 @@
-//! Finds the console to build in. Without one (no Node here, or a first build) a page stands in for it
-//! that says how to get it. And keeps the program small in memory.
+//! Embeds the console from `ui/dist` into the program. If it was not built (no Node, or a first build), embeds a page
+//! that says how to build it. Also packs relocations, to save memory.
 
 use std::{
     env, fs,
@@ -7,6 +7,7 @@ use std::{
     process::Command,
 };
 
+/// Served in place of a console that was not built.
 const PAGE: &str = "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Oubliette</title>\n\
 <h1>Oubliette is running</h1>\n<p>The console was not built into this program. Build it with\n\
 <code>npm ci &amp;&amp; npm run build</code> in <code>ui/</code>, then build the server again:\n\
@@ -26,7 +27,7 @@ fn main() {
     } else {
         let page = out.join("index.html");
         if let Err(error) = fs::write(&page, PAGE) {
-            println!("cargo:warning=the console's stand-in could not be written: {error}");
+            println!("cargo:warning=writing the page in place of the console failed: {error}");
         }
         files.push(("index.html".to_owned(), page));
     }
@@ -37,12 +38,12 @@ fn main() {
         .collect();
     let table = format!("/// The console's files, by name.\nstatic FILES: &[(&str, &[u8])] = &[\n{rows}];\n");
     if let Err(error) = fs::write(out.join("console.rs"), table) {
-        println!("cargo:warning=the console could not be built in: {error}");
+        println!("cargo:warning=writing the console's file table failed: {error}");
     }
 }
 
-/// A program that may lie anywhere in memory carries a list of the places to adjust at its start, over a
-/// megabyte of it here and read whole. Packed it takes a few kilobytes. The C library must know how to read that.
+/// Asks the linker for packed relative relocations. A position-independent program has a table of addresses to adjust
+/// at start: here over a megabyte, all of it read; packed, a few kilobytes. Needs glibc 2.36 or newer at run time.
 fn pack_relocations() {
     let native = env::var("TARGET").ok() == env::var("HOST").ok();
     if native && glibc().is_some_and(|version| version >= (2, 36)) {
@@ -50,7 +51,7 @@ fn pack_relocations() {
     }
 }
 
-/// The version of the C library, where it is GNU's.
+/// The version of glibc; none with another C library.
 fn glibc() -> Option<(u32, u32)> {
     let said = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
     let said = String::from_utf8(said.stdout).ok()?;
@@ -58,7 +59,7 @@ fn glibc() -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Every file below a folder, named with slashes.
+/// Collects every file below a folder: its path relative to the folder, with slashes, and its full path.
 fn gather(dir: &Path, prefix: &str, files: &mut Vec<(String, PathBuf)>) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {

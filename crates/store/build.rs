@@ -1,4 +1,4 @@
-//! Migrations are built into the program: a new one makes a new program.
+//! Migrations are compiled into the program, so a changed one must trigger a rebuild.
 
 fn main() {
     println!("cargo:rerun-if-changed=migrations");

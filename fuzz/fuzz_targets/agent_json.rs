@@ -1,4 +1,4 @@
-//! An `agent.json`: what is accepted is accepted again after being written.
+//! `agent.json`: a definition that parses still parses after being serialised.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

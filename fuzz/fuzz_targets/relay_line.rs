@@ -1,4 +1,5 @@
-//! A line of the relay socket: never a panic, and what is accepted survives being written and read again.
+//! A line of the relay socket: parsing never panics, and a message that parses is the same after being written and
+//! read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

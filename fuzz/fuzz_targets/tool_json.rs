@@ -1,4 +1,4 @@
-//! A `tool.json`: what is accepted is accepted again after being written.
+//! `tool.json`: a definition that parses still parses after being serialised.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,18 +1,20 @@
-//! Any agent, any servers, any name: the resolver answers, listed names stay unique, `denied` wins.
+//! Tool name resolution with arbitrary agents, servers and names: it never panics, listed names are unique, and
+//! `denied` wins.
 #![no_main]
 
 use std::{collections::HashSet, sync::Arc};
 
 use libfuzzer_sys::fuzz_target;
-use oubliette_protocol::agent::AgentTools;
+use oubliette_protocol::agent::AgentToolSettings;
 use oubliette_tools::{
-    allow::{Rules, Verdict, glob_fits},
-    registry::{Found, Offer, Registry, ToolInfo},
+    allow::{RuleVerdict, ToolRules, glob_matches},
+    registry::{NameResolution, OfferedTools, ToolInfo, ToolRegistry},
 };
 
-// One line each: `u<id>`, `t<tool>` of the id before it, `a<allowed>`, `d<denied>`, `=<alias> <target>`, `?<name>`.
+// The input, a line each: `u<id>` a catalog entry in use, `t<tool>` a tool of the entry before it, `a<allowed>`,
+// `d<denied>`, `=<alias> <target>`, and `?<name>` (or any other letter) a name to resolve.
 fuzz_target!(|text: &str| {
-    let mut tools = AgentTools::default();
+    let mut tools = AgentToolSettings::default();
     let mut offers: Vec<(oubliette_protocol::CatalogId, Vec<Arc<ToolInfo>>)> = Vec::new();
     let mut called = Vec::new();
     for line in text.lines() {
@@ -48,20 +50,20 @@ fuzz_target!(|text: &str| {
             _ => called.push(rest),
         }
     }
-    let offers: Vec<Offer> =
-        offers.into_iter().map(|(id, tools)| Offer { id, down: None, tools: tools.into() }).collect();
-    let registry = Registry::new(&tools, Arc::new(Rules::new(&tools)), &offers, Arc::default());
+    let offers: Vec<OfferedTools> =
+        offers.into_iter().map(|(id, tools)| OfferedTools { id, down_reason: None, tools: tools.into() }).collect();
+    let registry = ToolRegistry::new(&tools, Arc::new(ToolRules::new(&tools)), &offers, Arc::default());
     let mut seen = HashSet::new();
     for entry in registry.listed() {
         assert!(seen.insert(entry.name.as_str()), "{} twice", entry.name);
-        assert!(matches!(registry.resolve(&entry.name), Found::Tool(found) if found.canonical == entry.canonical));
-        assert!(!tools.denied.iter().any(|pattern| glob_fits(pattern, &entry.canonical)));
+        assert!(matches!(registry.resolve(&entry.name), NameResolution::Tool(found) if found.canonical == entry.canonical));
+        assert!(!tools.denied.iter().any(|pattern| glob_matches(pattern, &entry.canonical)));
     }
     for name in called {
-        if let Found::Tool(entry) = registry.resolve(name) {
+        if let NameResolution::Tool(entry) = registry.resolve(name) {
             assert!(name == &*entry.canonical || name == entry.plain || entry.aliases.iter().any(|a| a == name));
-            if tools.denied.iter().any(|pattern| glob_fits(pattern, name)) && name != entry.plain {
-                assert!(matches!(entry.verdict, Verdict::Denied(_)));
+            if tools.denied.iter().any(|pattern| glob_matches(pattern, name)) && name != entry.plain {
+                assert!(matches!(entry.verdict, RuleVerdict::Denied(_)));
             }
         }
     }

@@ -1,4 +1,4 @@
-"""A caller made of the real SDK: it starts a session, listens as its lifecycle does, and answers."""
+"""A caller built on the real SDK: it starts a session, receives events as its MCP lifecycle does, and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness import DEADLINE, LEGACY, Mcp, Server
 
 
 class Caller:
-    """Starts one session and gathers its events; `answer` decides what each request gets."""
+    """Starts one session and collects its events."""
 
     def __init__(self, mcp: Mcp, mode: str):
         self.mcp = mcp
@@ -43,7 +43,7 @@ class Caller:
             since = page["last_index"]
 
     async def until(self, type: str, **fields: Any) -> dict[str, Any]:
-        """The first event of this type with these fields, waited for."""
+        """Waits for the first event of this type with these fields."""
 
         def found():
             return next(
@@ -58,7 +58,7 @@ class Caller:
             return found()
 
     async def other(self, type: str, than: dict[str, Any]) -> dict[str, Any]:
-        """The first event of this type that is not `than`."""
+        """Waits for the first event of this type that is not `than`."""
 
         def found():
             return next((e for e in self.events if e["type"] == type and e["index"] != than["index"]), None)
@@ -85,7 +85,7 @@ class Caller:
 
 @contextlib.asynccontextmanager
 async def calling(server: Server, token: str, mode: str) -> AsyncIterator[Caller]:
-    """A caller connected in the old lifecycle (GET stream) or the new one (long poll)."""
+    """A caller connected with the stateful lifecycle (GET stream) or the stateless one (long poll)."""
     holder: list[Caller] = []
 
     async def heard(message: Any) -> None:
@@ -115,7 +115,7 @@ async def calling(server: Server, token: str, mode: str) -> AsyncIterator[Caller
 
 
 def lend(*tools: Any, caller_id: str = "myapp") -> dict[str, Any]:
-    """The `context` that lends tools by name or whole declaration."""
+    """The `context` that lends tools, each given as a name or as a whole declaration."""
     declared = [tool if isinstance(tool, dict) else {"name": tool} for tool in tools]
     return {"caller_id": caller_id, "caller_tools": declared}
 

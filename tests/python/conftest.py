@@ -1,4 +1,4 @@
-"""Fixtures: one shared server for tests that do not disturb it, fresh ones for tests that do."""
+"""Fixtures: a server shared by the tests of a module, its admin token, a project, both MCP lifecycles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import harness
 
 @pytest.fixture(scope="session", autouse=True)
 def programs():
-    """The real programs, built."""
+    """Builds the programs, unless `OUBLIETTE_BIN_DIR` names built ones."""
     if "OUBLIETTE_BIN_DIR" not in os.environ:
         subprocess.run(["cargo", "build", "--workspace", "--bins", "--quiet"], cwd=harness.ROOT, check=True)
     for name in ("oubliette", "oubliette-client", "oubliette-agent"):

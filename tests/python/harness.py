@@ -1,8 +1,8 @@
-"""A real server in a fresh home, and the ways to talk to it.
+"""A real server in a fresh home, and clients for it: command line, REST, MCP, event streams.
 
-Nothing here stands in for Oubliette: every test starts the `oubliette` program, speaks to it over real
-sockets, and lets it start real sandboxes. The one stand-in is the model: agents follow a `script:` file or
-ask a scripted model server on loopback, because a paid model cannot be part of a test.
+No part of Oubliette is mocked: every test starts the `oubliette` program, speaks to it over real sockets, and
+lets it start real sandboxes. Only the model is replaced: agents follow a `script:` file or call a scripted model
+server on loopback, because a paid model cannot be part of a test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mcp.client.streamable_http import streamable_http_client
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("OUBLIETTE_BIN_DIR", ROOT / "target" / "debug"))
 DEADLINE = 120.0
-"""How long anything is waited for before a test calls it lost. Never a measurement."""
+"""How many seconds a test waits for anything before it fails. Never a measurement."""
 
 LEGACY = "legacy"
 MODERN = "2026-07-28"
@@ -47,8 +47,8 @@ class ToolFailed(Exception):
 
 
 def free_port() -> int:
-    """A port nobody has: one below those the kernel gives to connections, so that none of these takes it before its
-    server does, or while that restarts."""
+    """A free port below the kernel's ephemeral range, so that no outgoing connection takes it before the server
+    binds it, or while the server restarts."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as s, contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 def request(method: str, url: str, **more: Any) -> httpx.Response:
-    """One HTTP request, with all the time it needs."""
+    """One HTTP request, with `DEADLINE` as its timeout."""
     return httpx.request(method, url, **{"timeout": DEADLINE, **more})
 
 
@@ -112,14 +112,14 @@ class Server:
             return False
 
     def stop(self) -> int:
-        """SIGTERM, and how it exited."""
+        """Stops it with SIGTERM; returns its exit code."""
         assert self.process
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=DEADLINE)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kills it with SIGKILL."""
         assert self.process
         self.process.kill()
         self.process.wait(timeout=DEADLINE)
@@ -157,7 +157,7 @@ class Server:
     # -- REST --------------------------------------------------------------------------------------
 
     def api(self, tool: str, token: str, /, **arguments: Any) -> Any:
-        """One tool by plain JSON."""
+        """Calls one tool over REST."""
         answer = post(f"{self.url}/api/tools/{tool}", json=arguments, headers={"Authorization": f"Bearer {token}"})
         body = answer.json()
         if answer.status_code != 200:
@@ -171,7 +171,7 @@ class Server:
         return Events(self, "/api/debugger", {"since_index": since, **query}, token)
 
     def metric(self, token: str, name: str, **labels: str) -> float:
-        """One number of `/metrics`."""
+        """One value of `/metrics`."""
         text = get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
         label = "{" + ",".join(f'{k}="{v}"' for k, v in labels.items()) + "}" if labels else ""
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name}{label} ")))
@@ -192,7 +192,7 @@ class Server:
     # -- definitions -------------------------------------------------------------------------------
 
     def put_agent(self, slug: str, token: str, turns: list | None = None, **definition: Any) -> None:
-        """An agent; with `turns`, one that follows them as its script."""
+        """Stores an agent; with `turns`, one that follows them as its script."""
         files = {}
         if turns is not None:
             definition["model"] = "script:script.json"
@@ -223,7 +223,7 @@ class Mcp:
 
 
 class Events:
-    """An SSE stream, read on a thread, so that a test can wait for the event it means."""
+    """An SSE stream, read on a thread, so that a test can wait for a certain event."""
 
     def __init__(self, server: Server, path: str, query: dict[str, Any], token: str):
         self.seen: list[dict[str, Any]] = []
@@ -252,7 +252,7 @@ class Events:
                 elif not line.startswith(":"):
                     name, _, value = line.partition(":")
                     fields[name] = value.removeprefix(" ")
-        except Exception as error:  # the stream was closed under the reader
+        except Exception as error:  # the stream was closed while it was read
             if not self._closed.is_set():
                 self._queue.put(error)
                 return
@@ -296,7 +296,7 @@ class Events:
 @contextlib.contextmanager
 def running(config: str = "", env: dict[str, str] | None = None) -> Iterator[Server]:
     """A server in a fresh home, stopped at the end."""
-    # What a killed server left running may still write while the home is taken away.
+    # Processes that a killed server left running may still write while the home is removed.
     with tempfile.TemporaryDirectory(prefix="oub", ignore_cleanup_errors=True) as folder:
         server = Server(pathlib.Path(folder) / "h", config, env).start()
         try:
@@ -307,7 +307,7 @@ def running(config: str = "", env: dict[str, str] | None = None) -> Iterator[Ser
 
 
 def processes_with(text: str) -> list[int]:
-    """Processes of this machine whose command line or environment holds `text`."""
+    """Processes of this machine whose command line or environment contains `text`."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -1,7 +1,7 @@
-"""A scripted model behind an OpenAI-compatible endpoint, standing in for a paid one.
+"""A scripted model behind an OpenAI-compatible endpoint, in place of a paid one.
 
-It is asked for real, over HTTP, by real agents. Given a `plan` of tool calls it asks for the next one each
-time, then says what came back.
+Real agents call it over HTTP. It requests the tool calls of its `plan` one after the other, then answers with
+their results.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelServer:
 
     def reply(self, request: dict[str, Any]) -> list[tuple[dict[str, Any], str | None]]:
         tools = [t["function"]["name"] for t in request.get("tools", [])]
-        if not tools:  # agents ask for a title on the side
+        if not tools:  # some agents make a separate request for a title
             return [({"role": "assistant", "content": "A title"}, None), ({}, "stop")]
         results = [m for m in request["messages"] if m["role"] == "tool"]
         if len(results) < len(self.plan):

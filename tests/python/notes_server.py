@@ -1,4 +1,4 @@
-"""An MCP server made with the Python SDK: notes in the workspace, and ways to misbehave on request."""
+"""An MCP server made with the Python SDK: it writes notes in the workspace, and can be slow or die on request."""
 
 import os
 import pathlib

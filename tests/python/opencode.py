@@ -1,4 +1,4 @@
-"""OpenCode as an agent: from npm, inside the sandbox, its model reached through the forwarder."""
+"""OpenCode from npm as an agent: inside the sandbox, with its model requests sent through the forwarder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MCP servers the orchestration tests host: real ones from npm and the Python SDK, over every transport."""
+"""MCP servers for the orchestration tests: real ones from npm and the Python SDK, over every transport."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRUST = f"""
 [trust]
 read_only = ["{NODE_MODULES}", "{harness.ROOT / 'target' / 'venv'}", "{harness.ROOT / 'tests'}", "{pathlib.Path(sys.base_prefix)}"]
 """
-"""What `oubliette.toml` opens so that sandboxed servers can see the packages the tests installed."""
+"""The part of `oubliette.toml` that lets sandboxed servers read the packages the tests installed."""
 
 
 def everything(**more: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def stdio(command: str, args: list[str], read_only: list[str], **more: Any) -> d
 
 
 class Loop:
-    """An asyncio loop on a thread, for servers that live as long as a test."""
+    """An asyncio event loop on a thread, for servers that run during a test."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -60,7 +60,7 @@ class Loop:
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any] | None:
-    """A minimal MCP server's answer: one tool, `echo`."""
+    """The answer of a minimal MCP server with one tool, `echo`; None for notifications."""
     method, id = message.get("method"), message.get("id")
     if id is None:
         return None
@@ -84,7 +84,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Tcp:
-    """A server over plain TCP, one message a line."""
+    """An MCP server over TCP, one message per line."""
 
     def __init__(self, loop: Loop):
         self.connections: list[asyncio.StreamWriter] = []
@@ -103,7 +103,7 @@ class Tcp:
 
 
 class WebSocket:
-    """A server over WebSocket, subprotocol `mcp`."""
+    """An MCP server over WebSocket, subprotocol `mcp`."""
 
     def __init__(self, loop: Loop, subprotocols: list[str] | None = ["mcp"]):
         from websockets.asyncio.server import serve

@@ -1,6 +1,7 @@
 """The smallest MCP server over stdio: one tool.
 
-`--child`: and a child process that only a stop of the whole tree reaches. `--odd`: and tools that no server should list.
+`--child`: it also starts a child process that ends only when the whole process tree is killed. `--odd`: it also lists
+invalid and oversized tools.
 """
 
 import json
@@ -10,7 +11,7 @@ import sys
 
 CHILD = None
 if "--child" in sys.argv:
-    # Deaf to the pipe and to SIGTERM: it goes when the whole tree does. It is there before the first answer is.
+    # It ignores SIGTERM and the closing of stdin. It is started before the first answer is sent.
     deaf = lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)
     CHILD = subprocess.Popen(["/bin/sleep", "1000000"], stdin=subprocess.DEVNULL, preexec_fn=deaf)
 

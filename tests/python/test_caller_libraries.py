@@ -1,5 +1,5 @@
-"""The caller libraries, Python and Rust, against the real server: lent functions called by a real agent in a
-sandbox, through connections that are cut while they are used."""
+"""The caller libraries, Python and Rust, against the real server: an agent in a sandbox calls lent functions while
+connections are cut."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from oubliette_caller import Ended, Oubliette, Refused  # noqa: E402
 
 @pytest.fixture(scope="module")
 def server():
-    # Long enough to come back in, on a machine that is busy.
+    # A grace period long enough to reconnect on a busy machine.
     with running("[relay]\nreconnect_grace = '20s'\n") as server:
         yield server
 
@@ -78,14 +78,14 @@ async def test_python_survives_a_cut_connection(server, admin, token, project):
         @lend.tool
         async def slow(n: int) -> str:
             ran.append(n)
-            # Cut while the request is worked on: stream and answers need new connections.
+            # Cut while the function runs: the stream and the answer need new connections.
             link.cut()
             return f"slow {n}"
 
         async with lend.start("go", agent="py-cut", project_id=project) as session:
             assert (await asyncio.wait_for(session.turn(), DEADLINE)).text == "done"
             await session.end()
-    # Each ran once, each answer arrived, and the listener heard every event once.
+    # Each function ran once, each answer arrived, and the listener got every event once.
     assert ran == [1, 2]
     assert all(e["ok"] for e in events if e["type"] == "tool_result")
     assert [e["index"] for e in events] == list(range(len(events)))
@@ -103,7 +103,7 @@ async def test_python_survives_a_cut_before_the_request(server, admin, token, pr
         async with lend.start("go", agent="py-late", project_id=project) as session:
             await asyncio.wait_for(session.turn(), DEADLINE)
             link.cut()
-            # Nobody hears the next request but a stream that was opened anew.
+            # Only a new stream can deliver the next request.
             server.api("session_message", admin, session_id=session.id, message="again")
             assert (await asyncio.wait_for(session.turn(2), DEADLINE)).text == "done"
             await session.end()
@@ -126,7 +126,7 @@ async def test_python_survives_a_server_restart():
             await asyncio.wait_for(session.turn(), DEADLINE)
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
-            # What was lent is gone with the server: the caller lends it again with its next message.
+            # The declaration was lost with the server; the caller declares its tools again with its next message.
             arguments = {"message": "again", "session_id": session.id, "context": lend.context()}
             await Oubliette(server.url, token).call("session_message", **arguments)
             assert (await asyncio.wait_for(session.turn(2), DEADLINE)).text == "done"
@@ -176,7 +176,7 @@ async def test_the_rust_example_runs(server, admin, rust_example):
 
 
 def example_agent(server, admin) -> tuple[str, str]:
-    """A project whose agent calls what the examples lend, and a token that sees only it."""
+    """A project whose agent calls what the examples lend, and a token for only this project."""
     turn = [call("myapp_notify", message="hello"), call("myapp_notify", message="again"), {"say": "told"}]
     server.put_agent("teller", admin, [turn])
     project = server.api("project_create", admin, name="example", agent="teller")["project_id"]
@@ -184,7 +184,7 @@ def example_agent(server, admin) -> tuple[str, str]:
 
 
 async def run_example(server, admin, link: Link, project: str, command: list[str], environ: dict[str, str]) -> None:
-    """Runs it with its connections cut after the first call; it shows both notes and the turn's text."""
+    """Runs an example and cuts its connections after the first call; it must print both notes and the turn's text."""
     process = await asyncio.create_subprocess_exec(*command, env=environ, stdout=asyncio.subprocess.PIPE)
     try:
         lines = []

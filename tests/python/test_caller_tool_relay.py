@@ -21,9 +21,9 @@ def caller_token(server):
     return server.token("write")
 
 
-class Impatient:
-    """A server that waits two seconds for an answer. A short timeout stands in for the default minute, where none is
-    given; `test_the_default_timeout…` checks the default."""
+class ShortTimeoutServer:
+    """A server with a caller timeout of two seconds, for tests of calls that are never answered.
+    `test_the_default_timeout…` checks the default of a minute."""
 
     def __init__(self, server):
         self.server, self.admin, self.token = server, server.token("admin"), server.token("write")
@@ -31,9 +31,9 @@ class Impatient:
 
 
 @pytest.fixture(scope="module")
-def impatient():
+def short_timeout():
     with running("[relay]\ncaller_timeout = '2s'\n") as server:
-        yield Impatient(server)
+        yield ShortTimeoutServer(server)
 
 
 def result_of(event):
@@ -57,10 +57,10 @@ async def test_req_ctr_001_agent_calls_caller_tool_successfully(server, admin, c
         assert turn["text"] == "sent"
 
 
-async def test_req_ctr_001_caller_tool_request_times_out(impatient, mode):
-    impatient.server.put_agent("slow", impatient.admin, [[call("myapp_slow_tool")]])
-    async with calling(impatient.server, impatient.token, mode) as caller:
-        await caller.start(project_id=impatient.project, agent="slow", context=lend("slow_tool"))
+async def test_req_ctr_001_caller_tool_request_times_out(short_timeout, mode):
+    short_timeout.server.put_agent("slow", short_timeout.admin, [[call("myapp_slow_tool")]])
+    async with calling(short_timeout.server, short_timeout.token, mode) as caller:
+        await caller.start(project_id=short_timeout.project, agent="slow", context=lend("slow_tool"))
         request = await caller.until("caller_tool_request")
         result = await caller.until("tool_result")
         assert not result["ok"] and "timeout" in json.dumps(result)
@@ -86,7 +86,8 @@ async def test_req_ctr_001_caller_disconnected_before_response(server, admin, ca
 
 
 async def listening(server, admin, mode, count=1):
-    """A poll that was just answered counts for 30 s: only one that is open can be broken off."""
+    """Waits until the caller's stream or poll is open. (An answered poll counts as present for 30 s, and cannot be
+    broken off any more.)"""
     kind = "stream" if mode == LEGACY else "poll"
     held = lambda: server.metric(admin, "oubliette_callers_held", kind=kind) == count  # noqa: E731
     await asyncio.to_thread(wait_until, held, f"{count} {kind}(s) to be open")
@@ -209,7 +210,7 @@ async def test_only_the_declaring_principal_may_answer(server, admin, caller_tok
         with pytest.raises(ToolFailed) as foreign:
             server.api("caller_tool_response", stranger, **answer)
         assert foreign.value.code == "permission_denied"
-        # To a token of another project the session does not exist; its attempt is seen all the same.
+        # For a token of another project the session does not exist; the attempt is recorded all the same.
         elsewhere = server.api("project_create", admin, name="elsewhere")["project_id"]
         with pytest.raises(ToolFailed) as hidden:
             server.api("caller_tool_response", server.token("write", project=elsewhere), **answer)
@@ -318,7 +319,7 @@ async def test_req_ctr_005_socket_request_and_response(server, admin, caller_tok
         request = await caller.until("caller_tool_request", tool="x")
         await caller.respond(request, result={"value": [1, 2]})
         assert (await socket.answer(id))["result"] == {"value": [1, 2]}
-        # A bad line is answered and the connection lives on.
+        # A bad line gets an error answer and the connection stays open.
         await socket.send("this is not json")
         assert (await socket.read())["error"]["code"] == -32700
         id = await socket.request("no_such_method")
@@ -327,12 +328,12 @@ async def test_req_ctr_005_socket_request_and_response(server, admin, caller_tok
         assert "error" in await socket.answer(id)
 
 
-async def test_req_ctr_005_socket_request_times_out(impatient, mode):
-    impatient.server.put_agent("quiet", impatient.admin, [[{"say": "hi"}]])
-    async with calling(impatient.server, impatient.token, mode) as caller:
-        await caller.start(project_id=impatient.project, agent="quiet", context=lend("x"))
+async def test_req_ctr_005_socket_request_times_out(short_timeout, mode):
+    short_timeout.server.put_agent("quiet", short_timeout.admin, [[{"say": "hi"}]])
+    async with calling(short_timeout.server, short_timeout.token, mode) as caller:
+        await caller.start(project_id=short_timeout.project, agent="quiet", context=lend("x"))
         await caller.until("turn_completed")
-        path = impatient.server.api("session_get", impatient.admin, session_id=caller.session_id)["relay_socket"]
+        path = short_timeout.server.api("session_get", short_timeout.admin, session_id=caller.session_id)["relay_socket"]
         socket = await Socket.open(path)
         id = await socket.request("caller_tool", tool="x", arguments={})
         error = (await socket.answer(id))["error"]
@@ -396,7 +397,7 @@ async def test_requests_survive_a_reconnect_within_the_grace(admin):
         with server.events(session, token, caller_id="myapp") as events:
             request = events.until("caller_tool_request")
             index = request["index"]
-        # Broken off, then back: the same request is delivered again, and answered once.
+        # After a reconnect the same request is delivered again, and answered once.
         with server.events(session, token, since=index - 1, caller_id="myapp") as events:
             again = events.until("caller_tool_request")
             assert again["request_id"] == request["request_id"]

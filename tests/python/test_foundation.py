@@ -1,4 +1,4 @@
-"""The doors, tokens, scopes and definitions, as a client meets them."""
+"""The server's public interface: MCP, HTTP, login, tokens and scopes, projects, definitions, the program itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Switching back and forth leaves nothing behind: no zombie, no orphan, no open file, thread, mount, socket or memory.
+"""Many agent switches leak nothing: no zombie, no orphan, no open file, thread, mount, socket or memory.
 
-`OUBLIETTE_SWITCHES` says how often; a few dozen show a leak of one thing a switch, a thousand a rarer one.
+`OUBLIETTE_SWITCHES` sets how many (default 40): a few dozen show a leak in every switch, a thousand a rarer one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from harness import running, wait_until
 
 SWITCHES = int(os.environ.get("OUBLIETTE_SWITCHES", "40"))
 WARM = 10
-"""Switches before the first count: what is made once is made by then."""
+"""Switches before the first count, so that everything created only once exists by then."""
 SPARE_KIB = 24 * 1024
-"""What memory may grow by and still be called level: an allocator's own ups and downs, whatever the number."""
+"""How much resident memory may grow, for the allocator's own variation; independent of the number of switches."""
 SPARE_THREADS = 16
-"""Threads that wait for the disk come when there is work and go ten seconds later."""
+"""How many threads may be added: those for blocking work start on demand and end after ten idle seconds."""
 
 
-def left(server, pid: int) -> dict[str, object]:
-    """What the server and its sandboxes hold on this machine."""
+def resource_counts(server, pid: int) -> dict[str, object]:
+    """Counts of the resources that the server and its sandboxes hold."""
     status = dict(
         line.split(":", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
     )
@@ -47,7 +47,7 @@ def left(server, pid: int) -> dict[str, object]:
 
 
 def tree(top: int) -> dict[int, tuple[int, str, str]]:
-    """Every process below one: its parent, its state, its name."""
+    """All descendants of a process: pid to (parent, state, name)."""
     every = {}
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -69,8 +69,8 @@ def cgroups() -> list[str]:
     return found
 
 
-def strays(marker: str, pid: int) -> list[int]:
-    """Processes that carry the test's mark and are not below the server: orphans."""
+def orphans(marker: str, pid: int) -> list[int]:
+    """Processes with the test's marker that are not descendants of the server."""
     below = tree(pid)
     return [p for p in harness.processes_with(marker) if p not in below and p != pid]
 
@@ -98,21 +98,21 @@ def test_no_zombie_no_orphan_no_leaked_socket_after_many_switches():
 
         for n in range(WARM):
             switch(n)
-        before = settled(server, pid, None)
+        before = stable_counts(server, pid, None)
         began, samples = time.monotonic(), []
         for n in range(WARM, WARM + SWITCHES + SWITCHES % 2):
             switch(n)
             if n % 100 == 0:
-                samples.append(left(server, pid)["rss_kib"])
+                samples.append(resource_counts(server, pid)["rss_kib"])
         took = time.monotonic() - began
-        after = settled(server, pid, before)
+        after = stable_counts(server, pid, before)
         print(json.dumps({"switches": SWITCHES, "took_s": round(took, 1), "before": before, "after": after, "rss": samples}))
         assert after["zombies"] == 0
         assert after["threads"] <= before["threads"] + SPARE_THREADS, f"{before['threads']} threads, then {after['threads']}"
         for what in ("files", "mounts", "processes", "sockets", "socket files", "run files", "cgroups"):
-            assert at_most(after[what], before[what]), f"{what}: {before[what]} before, {after[what]} after"
+            assert no_more_than(after[what], before[what]), f"{what}: {before[what]} before, {after[what]} after"
         assert after["rss_kib"] - before["rss_kib"] < SPARE_KIB, f"{before['rss_kib']} KiB before, {after['rss_kib']} after"
-        assert not strays(mark, pid), "processes that left the server's tree"
+        assert not orphans(mark, pid), "processes that left the server's tree"
         assert server.api("session_message", admin, message="on", session_id=session, wait=True)["text"] == "left"
         server.api("session_end", admin, session_id=session)
         wait_until(lambda: not tree(pid), "the end of every process of the session")
@@ -120,21 +120,21 @@ def test_no_zombie_no_orphan_no_leaked_socket_after_many_switches():
         assert server.stop() == 0
 
 
-def at_most(after, before) -> bool:
+def no_more_than(after, before) -> bool:
     if isinstance(after, dict):
         return all(count <= before.get(name, 0) for name, count in after.items())
     return after <= before
 
 
-def settled(server, pid: int, before: dict | None) -> dict[str, object]:
-    """The counts when nothing is on its way out any more: twice the same, and no more than before."""
+def stable_counts(server, pid: int, before: dict | None) -> dict[str, object]:
+    """Waits until the counts are the same twice in a row and not above `before`, then returns them."""
     last: dict[str, object] = {}
     end = time.monotonic() + harness.DEADLINE
     while time.monotonic() < end:
-        now = left(server, pid)
+        now = resource_counts(server, pid)
         counts = {k: v for k, v in now.items() if k not in ("rss_kib", "threads")}
-        if counts == last and (before is None or all(at_most(v, before[k]) for k, v in counts.items())):
+        if counts == last and (before is None or all(no_more_than(v, before[k]) for k, v in counts.items())):
             return now
         last = counts
         time.sleep(0.2)
-    return left(server, pid)
+    return resource_counts(server, pid)

@@ -31,7 +31,7 @@ async def test_opencode_calls_a_tool_of_the_caller_and_finishes_its_turn():
             turn = await caller.until("turn_completed")
             assert "sent" in turn["text"] and turn["stop_reason"] == "end_turn"
             session = caller.session_id
-        # The key was added outside; nothing inside ever held it.
+        # The forwarder added the provider's key; nothing inside the sandbox ever had it.
         assert all(h["authorization"] == f"Bearer {KEY}" for h in model.headers)
         asked = server.api("debugger_events", admin, session_id=session, kinds=["model_request"])["events"]
         assert asked and asked[0]["provider"] == "scripted" and asked[0]["status"] == 200
@@ -51,7 +51,7 @@ async def test_opencode_with_a_write_key_creates_a_project_and_a_raw_client_is_r
         assert len(server.api("project_list", admin, name_contains="made-by-opencode")["projects"]) == 1
         names = {t["function"]["name"] for r in model.requests for t in r.get("tools", [])}
         assert not [n for n in names if n.endswith("oubliette_token_create")]
-        # The scripted built-in agent is a raw client in the same kind of sandbox: it calls what is not in its list.
+        # The scripted built-in agent acts as a raw client in the same kind of sandbox: it calls a tool that is not listed.
         server.put_agent("raw", admin, [[{"call": {"tool": "oubliette_token_create", "arguments": {"name": "x", "scope": "admin"}}}]])
         raw = server.api("session_message", admin, message="go", project_id=project, agent="raw", wait=True)
         log = server.api("session_events", admin, session_id=raw["session_id"], max_events=1000)["events"]

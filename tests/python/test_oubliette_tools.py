@@ -17,7 +17,7 @@ from test_caller_tool_relay import Socket
 
 
 def session_with(server, admin, script, env=None, api_key=None, name="keyed"):
-    """A session of an agent in a project whose environment holds the key; its tool results."""
+    """Starts a session in a project whose environment has the key; returns project, session and tool results."""
     project = server.api("project_create", admin, name=name, env=env or {}, **({"api_key": api_key} if api_key else {}))
     server.put_agent("keyed", admin, [script])
     done = server.api("session_message", admin, message="go", project_id=project["project_id"], agent="keyed", wait=True)
@@ -60,7 +60,7 @@ async def test_valid_read_only_api_key_discovers_limited_tools(server, admin, se
 async def test_invalid_api_key_fails_discovery(server, admin, session):
     error = (await discover(server, admin, session, "oub_nonsense"))["error"]
     assert error["code"] == -32001 and error["data"]["code"] == "unauthenticated"
-    # And the client goes on without them.
+    # The client continues without them.
     _, _, results = session_with(
         server, admin, [call("project_list"), call("oubliette_project_list")], env={"OUBLIETTE_API_KEY": "oub_nonsense"}
     )
@@ -206,7 +206,7 @@ async def relay(server, admin, session_id, method, **params):
 
 
 def keys():
-    """The keys that agents were given, as only whoever owns the host can see them."""
+    """The keys given to agents, read from their environments, which only the host's owner can do."""
     for pid in processes_with("OUBLIETTE_API_KEY=oub_"):
         with contextlib.suppress(OSError):
             values = pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
@@ -256,7 +256,7 @@ async def test_a_key_revoked_between_discovery_and_call_fails_the_call(server, a
 
 
 async def test_a_key_that_expires_between_discovery_and_call_fails_the_call(server, admin, session):
-    # Long enough to be used in, on a machine that is busy.
+    # Long enough to be used before it expires on a busy machine.
     made = server.api("token_create", admin, name="brief", scope="read", expires_in="10s")
     found = await relay(server, admin, session, "oubliette_tools", api_key=made["token"])
     assert found["result"]["tools"]
@@ -279,7 +279,7 @@ async def test_recursion_through_the_key_counts_against_the_same_depth(server, a
     below = below["result"]["session_id"]
     row = server.api("session_get", admin, session_id=below)
     assert row["depth"] == 1 and row["parent_id"] == top
-    # Neither the base tool nor the key goes deeper, nor does another project, whatever that allows.
+    # Neither the base tool nor the key can go deeper, nor can another project, whatever its own limit.
     wide = server.api("project_create", admin, name="wide", limits={"max_depth": 50})["project_id"]
     tries = [
         await relay(server, admin, below, "session_message", message="deeper"),
@@ -297,7 +297,7 @@ async def test_a_child_in_another_project_is_held_to_its_parents_limits(server, 
     large = server.api("project_create", admin, name="large", sandbox={"pids": 500})["project_id"]
     server.put_tool("limits", admin, kind="builtin", builtinPolicy={"name": "shell_exec", "allowedCommands": ["sh -c"], "timeoutMs": 60000})
     server.put_agent("bounded", admin, [[{"say": "hi"}]], tools={"use": ["limits"]})
-    # A shell that cannot make one more process gives up.
+    # A shell that cannot start one more process exits.
     line = "i=0; while [ $i -lt 120 ]; do sleep 600 >/dev/null 2>&1 & i=$((i+1)); done; echo made them all"
 
     def makes_120(session_id):
@@ -395,7 +395,7 @@ async def test_files_logins_and_tool_calls_are_in_the_audit_log(server, admin):
         assert browser.post("/api/login", json={"token": token["token"]}).status_code == 200
         assert browser.post("/api/logout").status_code == 200
         assert browser.post("/api/login", json={"token": "oub_nonsense"}).status_code == 401
-    # What comes by the thousand is written a moment behind its answer.
+    # Frequent entries are written shortly after the answer is sent.
     entries = lambda: [e for e in server.api("audit_list", admin, limit=200)["entries"] if e.get("token_id") == token["token_id"]]
     wanted = {"workspace_file_put", "workspace_file_delete", "tool_call", "login", "logout"}
     wait_until(lambda: wanted <= {e["action"] for e in entries()}, "the entries")

@@ -165,7 +165,8 @@ def test_an_agent_that_cannot_start_is_a_failed_session_with_a_reason(server, ad
     ],
 )
 def test_a_hostile_agent_never_hurts_the_server(name, program):
-    # Only who says nothing is waited for; long enough for the good one that comes after it, on a machine that is busy.
+    # The start timeout applies only to the silent agent; it is long enough for the working agent after it on a busy
+    # machine.
     with running("[session]\nstart_timeout = '10s'\n" if name == "mute" else "") as server:
         admin = server.token("admin")
         project = server.api("project_create", admin, name="p")["project_id"]
@@ -183,7 +184,7 @@ def test_a_hostile_agent_never_hurts_the_server(name, program):
 
 
 def shell(server, admin, project, script):
-    """What a shell in the agent's own sandbox prints (an ACP agent is not needed for that)."""
+    """The output of a shell script that runs in the agent's sandbox in place of an ACP agent."""
     server.put_tool("probe", admin, kind="builtin", builtinPolicy={"name": "shell_exec", "allowedCommands": ["sh"], "timeoutMs": 20000})
     server.put_agent("prober", admin, [[call("@probe/shell_exec", argv=["sh", "-c", script])]], tools={"use": ["probe"]})
     done = talk(server, admin, project, "prober")

@@ -145,7 +145,7 @@ def test_a_target_that_cannot_start_brings_the_old_agent_back(server, admin, pro
 
 
 def test_switching_back_finds_the_first_agents_memory(server, admin, project):
-    # A script's place in its turns is its memory: it goes on where it was, not from the start.
+    # The number of the script's next turn is in its memory: it continues there, not from the start.
     session = start(server, admin, project, "counter", [[{"say": "one"}], [{"say": "two"}], [{"say": "three"}]])
     server.put_agent("other", admin, [[{"say": "other first"}], [{"say": "other second"}]])
     server.api("session_switch_agent", admin, session_id=session, agent="other")
@@ -351,7 +351,7 @@ def test_two_targets_for_one_alias_are_refused_and_the_last_good_definition_stay
     path.write_text(good.replace('"note": "@notes/add"', '"note": "@notes/add", "note": "@notes/slow"').replace(
         '"note":"@notes/add"', '"note":"@notes/add","note":"@notes/slow"'
     ))
-    # Half of what is written may be read first, and is refused for something else.
+    # The file may first be read half written, and refused for another reason.
     told = lambda: server.api("agent_get", admin, slug="twofold").get("error") or ""
     wait_until(lambda: "tools.aliases" in told() and "twice" in told(), "the refusal")
     assert server.api("agent_get", admin, slug="twofold")["definition"]["tools"]["aliases"] == {"note": "@notes/add"}
@@ -447,7 +447,7 @@ def test_fs_read_tool_registered(server, admin, project):
 
 
 def refused(result):
-    """A tool's own error is a refusal as well as the gate's."""
+    """Raises for a result with `isError`, so that the tool's own refusals count like the gate's."""
     if result["isError"]:
         raise ToolFailed("tool_error", json.dumps(result))
     return result
@@ -550,7 +550,7 @@ def test_an_edited_use_starts_and_stops_only_what_it_names(server, admin, projec
     ids = lambda: [r["id"] for r in server.api("tool_list", admin, session_id=session)["servers"] if r["status"] == "green"]
     wait_until(lambda: ids() == ["notes", "everything"], "the new server beside the old one")
     assert since_of(server, admin, session) == since
-    # What leaves is stopped beside what comes.
+    # Removed servers are stopped while added ones start.
     stopped = wait_until(lambda: debug(server, admin, session, "tool_server_stopped"), "the old one to stop")
     assert [e["server"] for e in stopped] == ["files"]
     assert not gate(server, admin, session, "@everything/echo", message="hi")["isError"]

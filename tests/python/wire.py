@@ -1,6 +1,6 @@
-"""The wires themselves: a relay socket, one HTTP request, MCP without an SDK, a cuttable link.
+"""Low-level clients: a relay socket, one HTTP request, MCP without an SDK, a proxy whose connections can be cut.
 
-SDKs hide just what these tests are about: when exactly a stream or a poll is open, and when it is broken off.
+SDKs hide what these tests are about: when exactly a stream or a poll is open, and when it is closed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Relay:
 
 
 class Request:
-    """One HTTP request on a connection of its own: sent when made, answered when read, broken off when closed."""
+    """One HTTP request on its own connection: sent when constructed, answered when read, aborted when closed."""
 
     def __init__(self, server: Server, method: str, path: str, token: str, body: Any = None, **headers: str):
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE)
@@ -117,14 +117,14 @@ class Request:
                 data.append(line[5:].removeprefix(" "))
 
     def json(self) -> Any:
-        """The answer: a body, or the last frame of a stream."""
+        """The answer: the body, or the last frame of a stream."""
         if "text/event-stream" in (self.header("Content-Type") or ""):
             return next(frame for frame in self.frames() if "id" in frame)
         text = self.response.read()
         return json.loads(text) if text else None
 
     def close(self) -> None:
-        # What is unread would make a reset of it; a shutdown is what a client that leaves does.
+        # Closing with unread data would send a reset; a shutdown closes as a client that leaves does.
         with contextlib.suppress(OSError):
             if self._connection.sock:
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -176,7 +176,7 @@ class LegacyMcp:
             return unwrap(request.json())
 
     def stream(self) -> Request:
-        """The GET stream, open."""
+        """Opens the GET stream."""
         stream = Request(self.server, "GET", "/mcp", self.token, **{**self._headers(), "Accept": "text/event-stream"})
         assert stream.response.status == 200
         return stream
@@ -215,7 +215,7 @@ class ModernMcp:
             return unwrap(request.json())
 
     def listen(self, session_id: str) -> Request:
-        """`subscriptions/listen` on a session's events, acknowledged."""
+        """Subscribes to a session's events (`subscriptions/listen`) and waits for the acknowledgement."""
         uri = f"oubliette://sessions/{session_id}/events"
         request = self.request("subscriptions/listen", None, {"notifications": {"resourceSubscriptions": [uri]}})
         assert request.response.status == 200, request.response.read()
@@ -265,7 +265,7 @@ class Client:
         return id
 
     def until(self, what: str, is_it) -> dict:
-        """The first frame, seen already or to come, that is so; it is taken."""
+        """Removes and returns the first frame, received already or still to come, for which `is_it` is true."""
         for index, frame in enumerate(self.seen):
             if is_it(frame):
                 return self.seen.pop(index)
@@ -314,7 +314,7 @@ class Client:
 
 
 class Link:
-    """A way to a server that can be cut, as networks do."""
+    """A TCP proxy to a server whose connections a test can cut, to simulate a failing network."""
 
     def __init__(self, port: int):
         self._to = port
@@ -356,7 +356,7 @@ class Link:
             each.close()
 
     def cut(self) -> None:
-        """Ends every connection; new ones work."""
+        """Closes every connection; new ones work."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for near, far in pairs:

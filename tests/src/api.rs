@@ -1,24 +1,24 @@
-//! Tools by plain JSON, under one token.
+//! Calls of the server's tools over REST, with one token.
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use crate::Events;
+use crate::SessionEventStream;
 
-/// A server's tools under one token. Cheap to clone.
+/// A REST client of a server with one token. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Api {
+pub struct ToolApi {
     http: reqwest::Client,
     url: String,
     token: String,
 }
 
-/// A tool's refusal.
+/// The error of a refused call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolError {
-    /// The code of the contract.
+    /// The error code: `not_found`, `permission_denied`, …
     pub code: String,
-    /// For a person.
+    /// The error text, for people.
     pub message: String,
 }
 
@@ -30,18 +30,18 @@ impl std::fmt::Display for ToolError {
 
 impl std::error::Error for ToolError {}
 
-/// A client with connections of its own.
-pub(crate) fn http() -> reqwest::Client {
-    // Fails when it was done before.
+/// An HTTP client with a connection pool of its own.
+pub(crate) fn http_client() -> reqwest::Client {
+    // Fails when it is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::new()
 }
 
-impl Api {
-    /// Under this token, with connections of its own.
+impl ToolApi {
+    /// A client with this token and a connection pool of its own.
     pub fn new(url: &str, token: &str) -> Self {
         Self {
-            http: http(),
+            http: http_client(),
             url: url.to_owned(),
             token: token.to_owned(),
         }
@@ -52,7 +52,7 @@ impl Api {
         &self.token
     }
 
-    /// Calls a tool; a refusal is its own result.
+    /// Calls a tool; the inner result is the server's answer or its refusal.
     pub async fn try_call(&self, tool: &str, arguments: &Value) -> Result<Result<Value, ToolError>> {
         let url = format!("{}/api/tools/{tool}", self.url);
         let answer = self
@@ -73,14 +73,14 @@ impl Api {
         })
     }
 
-    /// Calls a tool that must not refuse.
+    /// Calls a tool that must succeed.
     pub async fn call(&self, tool: &str, arguments: Value) -> Result<Value> {
         let outcome = self.try_call(tool, &arguments).await?;
         outcome.with_context(|| format!("{tool} {arguments}"))
     }
 
-    /// Calls a tool that must refuse with this code.
-    pub async fn refused(&self, tool: &str, arguments: Value, code: &str) -> Result<()> {
+    /// Calls a tool that must be refused with this code.
+    pub async fn expect_refusal(&self, tool: &str, arguments: Value, code: &str) -> Result<()> {
         match self.try_call(tool, &arguments).await? {
             Err(error) if error.code == code => Ok(()),
             Err(error) => bail!("{tool}: {error}, not {code}"),
@@ -88,17 +88,17 @@ impl Api {
         }
     }
 
-    /// A project that may have this many sessions.
-    pub async fn project(&self, max_sessions: u64) -> Result<String> {
+    /// Creates a project that may have this many sessions; returns its id.
+    pub async fn create_project(&self, max_sessions: u64) -> Result<String> {
         let limits = json!({ "max_sessions": max_sessions });
         let made = self
             .call("project_create", json!({ "name": "test", "limits": limits }))
             .await?;
-        text(&made, "project_id")
+        text_field(&made, "project_id")
     }
 
-    /// An agent that follows a script.
-    pub async fn scripted(&self, slug: &str, turns: Value) -> Result<()> {
+    /// Stores an agent with a script.
+    pub async fn put_scripted_agent(&self, slug: &str, turns: Value) -> Result<()> {
         let definition =
             json!({ "name": slug, "prompt": "Follow the script.", "model": "script:script.json" });
         let files = json!({ "script.json": json!({ "turns": turns }).to_string() });
@@ -106,22 +106,23 @@ impl Api {
         self.call("agent_put", put).await.map(drop)
     }
 
-    /// Starts a session with an agent that does nothing (`idle`), lent one tool (`app`'s `echo`).
-    pub async fn idle_session(&self, project: &str) -> Result<String> {
+    /// Starts a session with the agent `idle`, which does nothing, and lends it one tool (`echo` of the caller
+    /// `app`); returns its id.
+    pub async fn start_idle_session(&self, project: &str) -> Result<String> {
         let lent = json!({ "caller_id": "app", "caller_tools": [{ "name": "echo" }] });
         let message = json!({ "message": "go", "project_id": project, "agent": "idle", "context": lent,
             "wait": true });
-        text(&self.call("session_message", message).await?, "session_id")
+        text_field(&self.call("session_message", message).await?, "session_id")
     }
 
-    /// Where a session's relay socket is; for an admin.
+    /// The path of a session's relay socket; needs an admin token.
     pub async fn relay_socket(&self, session: &str) -> Result<String> {
         let shown = self.call("session_get", json!({ "session_id": session })).await?;
-        text(&shown, "relay_socket")
+        text_field(&shown, "relay_socket")
     }
 
-    /// All events of a session.
-    pub async fn log(&self, session: &str) -> Result<Vec<Value>> {
+    /// All events of a session's log.
+    pub async fn all_events(&self, session: &str) -> Result<Vec<Value>> {
         let mut log: Vec<Value> = Vec::new();
         loop {
             let since = log
@@ -136,15 +137,20 @@ impl Api {
         }
     }
 
-    /// A session's stream; with `caller` it says that this caller is there.
-    pub async fn events(&self, session: &str, caller: Option<&str>, since: i64) -> Result<Events> {
+    /// Opens a session's event stream; with `caller` it also makes that caller present.
+    pub async fn open_events(
+        &self,
+        session: &str,
+        caller: Option<&str>,
+        since: i64,
+    ) -> Result<SessionEventStream> {
         let caller = caller.map(|id| format!("&caller_id={id}")).unwrap_or_default();
         let url = format!(
             "{}/api/sessions/{session}/events?since_index={since}{caller}",
             self.url
         );
         let answer = self.http.get(url).bearer_auth(&self.token).send().await?;
-        Ok(Events::new(answer.error_for_status()?))
+        Ok(SessionEventStream::new(answer.error_for_status()?))
     }
 
     /// The server's metrics.
@@ -159,8 +165,8 @@ impl Api {
     }
 }
 
-/// A field that must be text.
-pub fn text(value: &Value, field: &str) -> Result<String> {
+/// A field that must be a string.
+pub fn text_field(value: &Value, field: &str) -> Result<String> {
     let found = value[field]
         .as_str()
         .with_context(|| format!("no {field} in {value}"));

@@ -1,18 +1,18 @@
-//! A session's stream.
+//! A session's event stream.
 
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::Value;
 use sse_stream::SseStream;
 
-use crate::within;
+use crate::within_deadline;
 
-/// Server-sent events. Dropped, the stream is broken off.
-pub struct Events {
+/// The server-sent events of one session. Dropping it closes the connection.
+pub struct SessionEventStream {
     stream: BoxStream<'static, Result<Value>>,
 }
 
-impl Events {
+impl SessionEventStream {
     pub(crate) fn new(answer: reqwest::Response) -> Self {
         let frames = SseStream::from_bytes_stream(answer.bytes_stream());
         let events = frames.filter_map(|frame| async move {
@@ -33,8 +33,8 @@ impl Events {
         self.stream.next().await
     }
 
-    /// The next event that is so.
-    pub async fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
+    /// Waits for the next event for which `is` returns true; `what` names it in the error.
+    pub async fn wait_for(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
         let found = async {
             while let Some(event) = self.next().await {
                 let event = event?;
@@ -44,6 +44,6 @@ impl Events {
             }
             anyhow::bail!("the stream ended before {what}")
         };
-        within(what, found).await?
+        within_deadline(what, found).await?
     }
 }

@@ -1,12 +1,13 @@
-//! What end-to-end tests in Rust stand on: the real `oubliette` in a fresh home, and the ways to talk to it.
+//! Support for the end-to-end tests in Rust: the real `oubliette` server in a fresh home, and clients for it.
 //!
-//! Nothing here stands in for Oubliette. Tests in Python and Node beside this crate drive it with real SDKs,
-//! agents and a browser; those here are for what needs many connections at once.
+//! No part of Oubliette is mocked. The Python and Node tests beside this crate use real SDKs, agents and a
+//! browser; the tests here are those that need many connections at once.
 //!
-//! - [`server`]: the process: started, killed, started again; what it holds of the system.
-//! - [`api`]: its tools by plain JSON; [`events`]: a session's stream; [`raw`]: both as bytes, for very many.
-//! - [`socket`]: a session's relay socket, line by line.
-//! - [`link`]: a way to the server that can be cut.
+//! - [`server`]: the server process: start, kill, restart, and the resources it holds.
+//! - [`api`]: its tools over REST; [`events`]: a session's event stream; [`raw`]: both with minimal clients, for very
+//!   many requests.
+//! - [`socket`]: a client of a session's relay socket.
+//! - [`link`]: a TCP proxy in front of the server whose connections a test can cut.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -19,24 +20,24 @@ pub mod socket;
 
 use std::time::{Duration, Instant};
 
-pub use api::{Api, ToolError};
-pub use events::Events;
-pub use link::Link;
-pub use server::{Footprint, Server};
-pub use socket::{Answer, Socket};
+pub use api::{ToolApi, ToolError};
+pub use events::SessionEventStream;
+pub use link::CuttableProxy;
+pub use server::{ServerFootprint, SpawnedServer};
+pub use socket::{AnswerLine, RelaySocketClient};
 
-/// How long anything is waited for before a test calls it lost. Never a measurement.
+/// How long a test waits for anything before it fails. Never a measurement.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Waits for a future that must end.
-pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> anyhow::Result<T> {
+/// Awaits a future that must complete before [`DEADLINE`]; `what` names it in the error.
+pub async fn within_deadline<T>(what: &str, future: impl Future<Output = T>) -> anyhow::Result<T> {
     tokio::time::timeout(DEADLINE, future)
         .await
         .map_err(|_| anyhow::anyhow!("waited {} s in vain for {what}", DEADLINE.as_secs()))
 }
 
-/// Polls for a state that no event announces: a process gone, a descriptor closed.
-pub async fn settles<T, F>(what: &str, mut check: impl FnMut() -> F) -> anyhow::Result<T>
+/// Polls until `check` succeeds, for states that no event announces (a process gone, a descriptor closed).
+pub async fn wait_until<T, F>(what: &str, mut check: impl FnMut() -> F) -> anyhow::Result<T>
 where
     F: Future<Output = Result<T, String>>,
 {
@@ -52,7 +53,7 @@ where
     }
 }
 
-/// The seed of a random run: `OUBLIETTE_SEED`, or a new one. Printed, so that a failure can be had again.
+/// The seed of a random test: `OUBLIETTE_SEED`, or a new one. Printed, so that a failure can be reproduced.
 pub fn seed() -> u64 {
     let given = std::env::var("OUBLIETTE_SEED")
         .ok()

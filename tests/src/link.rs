@@ -1,4 +1,4 @@
-//! A way to the server that can be cut: what a network does to a client.
+//! A TCP proxy whose connections a test can cut, to simulate a failing network.
 
 use std::net::SocketAddr;
 
@@ -10,15 +10,15 @@ use tokio::{
 };
 
 /// Forwards connections to a port on loopback until they are cut.
-pub struct Link {
+pub struct CuttableProxy {
     address: SocketAddr,
     cuts: watch::Sender<u64>,
     accepting: JoinHandle<()>,
 }
 
-impl Link {
-    /// To this port.
-    pub async fn to(port: u16) -> Result<Self> {
+impl CuttableProxy {
+    /// Starts a proxy to this port on loopback.
+    pub async fn forward_to(port: u16) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let (cuts, _) = watch::channel(0);
@@ -44,18 +44,18 @@ impl Link {
         })
     }
 
-    /// Its address.
+    /// The URL of the proxy.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Cuts every connection; new ones work.
-    pub fn cut(&self) {
+    pub fn cut_connections(&self) {
         self.cuts.send_modify(|n| *n += 1);
     }
 }
 
-impl Drop for Link {
+impl Drop for CuttableProxy {
     fn drop(&mut self) {
         self.accepting.abort();
     }

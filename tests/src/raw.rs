@@ -1,4 +1,4 @@
-//! HTTP as plain bytes: what a million requests cost is then the server's, not the test's.
+//! Minimal HTTP clients, so that in a test with a million requests the server's cost dominates.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,13 +9,13 @@ use tokio::{
     net::TcpStream,
 };
 
-/// One connection for tool calls, one after another.
-pub struct Lane {
+/// One connection for tool calls, one at a time.
+pub struct RawToolConnection {
     stream: BufReader<TcpStream>,
     head: String,
 }
 
-impl Lane {
+impl RawToolConnection {
     /// Connects.
     pub async fn open(port: u16, token: &str) -> Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port)).await?;
@@ -28,7 +28,7 @@ impl Lane {
         })
     }
 
-    /// Calls a tool; gives the HTTP status and the answer.
+    /// Calls a tool; returns the HTTP status and the body.
     pub async fn post(&mut self, tool: &str, body: &Value) -> Result<(u16, Value)> {
         let (body, head) = (body.to_string(), &self.head);
         let request = format!(
@@ -43,15 +43,15 @@ impl Lane {
     }
 }
 
-/// Connections that are kept open and shared, for one token.
-pub struct Lanes {
+/// A pool of connections for tool calls with one token.
+pub struct RawToolPool {
     port: u16,
     token: String,
-    free: Mutex<Vec<Lane>>,
+    free: Mutex<Vec<RawToolConnection>>,
 }
 
-impl Lanes {
-    /// None are open yet.
+impl RawToolPool {
+    /// An empty pool; connections are opened when needed.
     pub fn new(port: u16, token: &str) -> Self {
         Self {
             port,
@@ -60,33 +60,33 @@ impl Lanes {
         }
     }
 
-    /// Calls a tool over a connection that is free, or a new one; gives the HTTP status and the answer.
+    /// Calls a tool over a free connection, or a new one; returns the HTTP status and the body.
     pub async fn post(&self, tool: &str, body: &Value) -> Result<(u16, Value)> {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut lane = match free {
-            Some(lane) => lane,
-            None => Lane::open(self.port, &self.token).await?,
+        let mut connection = match free {
+            Some(connection) => connection,
+            None => RawToolConnection::open(self.port, &self.token).await?,
         };
-        let answer = lane.post(tool, body).await?;
+        let answer = connection.post(tool, body).await?;
         self.free
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(lane);
+            .push(connection);
         Ok(answer)
     }
 }
 
-/// A caller's event stream, line by line. Dropped, it is broken off.
-pub struct Lines {
+/// A caller's event stream. Dropping it closes the connection.
+pub struct RawEventStream {
     stream: BufReader<TcpStream>,
     line: String,
 }
 
-impl Lines {
-    /// Opens the stream of a session for a caller, after an index.
+impl RawEventStream {
+    /// Opens a session's stream for a caller; the first event is the one after index `since`.
     pub async fn open(port: u16, token: &str, session: &str, caller: &str, since: i64) -> Result<Self> {
         let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
-        // The older version: what follows the head is the stream itself, not chunks of it.
+        // HTTP/1.0, so that the body is not chunked.
         let request = format!(
             "GET /api/sessions/{session}/events?caller_id={caller}&since_index={since} HTTP/1.0\r\n\
              Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n"
@@ -100,7 +100,7 @@ impl Lines {
         })
     }
 
-    /// The next event of a type; others are not looked at.
+    /// Waits for the next event of a type; others are skipped without parsing.
     pub async fn next_of(&mut self, kind: &str) -> Result<Value> {
         let mark = format!("\"type\":\"{kind}\"");
         loop {
@@ -116,7 +116,7 @@ impl Lines {
     }
 }
 
-/// The status and the length, if it is said.
+/// Reads a response head: the status, and the content length if there is one.
 async fn read_head(stream: &mut BufReader<TcpStream>) -> Result<(u16, Option<usize>)> {
     let mut line = String::new();
     stream.read_line(&mut line).await?;

@@ -1,4 +1,4 @@
-//! The process.
+//! The server process: start, stop, tokens, and the resources it holds.
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +17,10 @@ use tokio::{
     process::{Child, Command},
 };
 
-use crate::{Api, settles, within};
+use crate::{ToolApi, wait_until, within_deadline};
 
-/// Where the three programs are: `OUBLIETTE_BIN_DIR`, else beside the test program.
-pub fn programs() -> Result<PathBuf> {
+/// The directory of the three programs: `OUBLIETTE_BIN_DIR`, or the parent of the test program's directory.
+pub fn program_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("OUBLIETTE_BIN_DIR") {
         return Ok(dir.into());
     }
@@ -32,7 +32,7 @@ pub fn programs() -> Result<PathBuf> {
     for name in ["oubliette", "oubliette-client", "oubliette-agent"] {
         ensure!(
             dir.join(name).exists(),
-            "{name} is not built: cargo build -p oubliette -p oubliette-bridge -p oubliette-agent"
+            "{name} is not built: cargo build -p oubliette -p oubliette-client -p oubliette-agent"
         );
     }
     Ok(dir.to_owned())
@@ -40,42 +40,43 @@ pub fn programs() -> Result<PathBuf> {
 
 /// One `oubliette serve`, killed when dropped.
 #[derive(Debug)]
-pub struct Server {
+pub struct SpawnedServer {
     folder: tempfile::TempDir,
     programs: PathBuf,
     port: u16,
-    _kept: TcpSocket,
+    _reserved_port: TcpSocket,
     child: Option<Child>,
-    admin: Api,
+    admin: ToolApi,
 }
 
-impl Server {
-    /// Starts one in a fresh home with this configuration.
+impl SpawnedServer {
+    /// Starts a server in a fresh home with this oubliette.toml.
     pub async fn start(config: &str) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("oub").tempdir()?;
         let home = folder.path().join("h");
         fs::create_dir(&home)?;
         fs::write(home.join("oubliette.toml"), config)?;
-        // Bound and not listened on, it is nobody else's, whether the server runs or not.
+        // Reserves the port for the whole test: a bound socket that does not listen keeps other programs from
+        // getting it, also while the server is down. SO_REUSEADDR lets the server bind it as well.
         let kept = TcpSocket::new_v4()?;
         kept.set_reuseaddr(true)?;
         kept.bind(([127, 0, 0, 1], 0).into())?;
         let port = kept.local_addr()?.port();
         let mut server = Self {
             folder,
-            programs: programs()?,
+            programs: program_dir()?,
             port,
-            _kept: kept,
+            _reserved_port: kept,
             child: None,
-            admin: Api::new("", ""),
+            admin: ToolApi::new("", ""),
         };
-        server.run().await?;
-        server.admin = server.principal("admin").await?;
+        server.spawn_and_wait_ready().await?;
+        server.admin = server.create_token_client("admin").await?;
         Ok(server)
     }
 
-    /// Starts the process; returns when it is ready.
-    pub async fn run(&mut self) -> Result<()> {
+    /// Starts the process and waits until it is ready.
+    pub async fn spawn_and_wait_ready(&mut self) -> Result<()> {
         let log = fs::File::options()
             .create(true)
             .append(true)
@@ -91,8 +92,8 @@ impl Server {
             .spawn()?;
         self.child = Some(child);
         let url = format!("{}/ready", self.url());
-        let http = crate::api::http();
-        settles("the server to be ready", || async {
+        let http = crate::api::http_client();
+        wait_until("the server to be ready", || async {
             match http.get(&url).send().await {
                 Ok(answer) if answer.status().is_success() => Ok(()),
                 Ok(answer) => Err(format!("HTTP {}", answer.status())),
@@ -100,41 +101,41 @@ impl Server {
             }
         })
         .await
-        .with_context(|| self.log())
+        .with_context(|| self.server_log())
     }
 
-    /// kill -9.
+    /// Kills the process with SIGKILL.
     pub async fn kill(&mut self) -> Result<()> {
         let mut child = self.child.take().context("the server runs")?;
         child.kill().await?;
         Ok(())
     }
 
-    /// SIGTERM; returns when it has ended in order.
+    /// Stops the process with SIGTERM; it must exit successfully.
     pub async fn stop(&mut self) -> Result<()> {
         let mut child = self.child.take().context("the server runs")?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         kill_process(pid.context("the server runs")?, Signal::TERM)?;
-        let status = within("the server to stop", child.wait()).await??;
+        let status = within_deadline("the server to stop", child.wait()).await??;
         ensure!(
             status.success(),
             "the server exited with {status}: {}",
-            self.log()
+            self.server_log()
         );
         Ok(())
     }
 
-    /// Its home.
+    /// Its home directory.
     pub fn home(&self) -> PathBuf {
         self.folder.path().join("h")
     }
 
-    /// Where its programs are.
+    /// The directory of its programs.
     pub fn programs(&self) -> &Path {
         &self.programs
     }
 
-    /// Its address.
+    /// Its base URL.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
@@ -148,23 +149,23 @@ impl Server {
         self.folder.path().join("log")
     }
 
-    /// What it said.
-    pub fn log(&self) -> String {
+    /// Its output so far: the contents of its log file.
+    pub fn server_log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// Its tools, as an admin.
-    pub fn admin(&self) -> &Api {
+    /// A REST client with an admin token.
+    pub fn admin(&self) -> &ToolApi {
         &self.admin
     }
 
-    /// Its tools under a new token.
-    pub async fn principal(&self, scope: &str) -> Result<Api> {
-        Ok(Api::new(&self.url(), &self.token(scope).await?))
+    /// A REST client with a new token of this scope.
+    pub async fn create_token_client(&self, scope: &str) -> Result<ToolApi> {
+        Ok(ToolApi::new(&self.url(), &self.create_token(scope).await?))
     }
 
-    /// A new token.
-    pub async fn token(&self, scope: &str) -> Result<String> {
+    /// Creates a token of this scope.
+    pub async fn create_token(&self, scope: &str) -> Result<String> {
         let args = ["token", "create", "--name", "test", "--scope", scope, "--json"];
         let made = Command::new(self.programs.join("oubliette"))
             .arg("--home")
@@ -180,18 +181,18 @@ impl Server {
         Ok(made["token"].as_str().context("a token")?.to_owned())
     }
 
-    /// What it holds of the system, and what waits in it.
-    pub async fn footprint(&self) -> Result<Footprint> {
-        Footprint::read(&self.admin.metrics().await?, self.status("Threads:")?)
+    /// The resources it holds now, and how many calls and callers wait.
+    pub async fn footprint(&self) -> Result<ServerFootprint> {
+        ServerFootprint::read(&self.admin.metrics().await?, self.proc_status("Threads:")?)
     }
 
-    /// What it holds once it holds the same twice in a row, and no caller anything.
-    pub async fn at_rest(&self) -> Result<Footprint> {
+    /// Waits until two successive footprints are equal and no call or caller is open; returns the footprint.
+    pub async fn wait_at_rest(&self) -> Result<ServerFootprint> {
         let last = Mutex::new(None);
-        settles("the server to be at rest", || async {
+        wait_until("the server to be at rest", || async {
             let now = self.footprint().await.map_err(|e| e.to_string())?;
             let before = last.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
-            match before == Some(now) && now.calls == 0 && now.held == 0 {
+            match before == Some(now) && now.open_calls == 0 && now.caller_connections == 0 {
                 true => Ok(now),
                 false => {
                     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -202,12 +203,13 @@ impl Server {
         .await
     }
 
-    /// Nothing may be left of what was done since: a few tasks and descriptors come and go by themselves.
-    pub async fn nothing_left(&self, before: Footprint) -> Result<Footprint> {
-        settles("nothing to be left", || async {
+    /// Waits until the resources are back to those of `before`, give or take 4 tasks, threads and descriptors,
+    /// which vary by themselves.
+    pub async fn check_nothing_left(&self, before: ServerFootprint) -> Result<ServerFootprint> {
+        wait_until("nothing to be left", || async {
             let now = self.footprint().await.map_err(|e| e.to_string())?;
-            let good = now.calls == 0
-                && now.held == 0
+            let good = now.open_calls == 0
+                && now.caller_connections == 0
                 && now.descriptors <= before.descriptors + 4
                 && now.tasks <= before.tasks + 4
                 && now.threads <= before.threads + 4
@@ -219,12 +221,12 @@ impl Server {
     }
 
     /// Its resident memory, in bytes.
-    pub fn resident(&self) -> Result<u64> {
-        Ok(self.status("VmRSS:")? * 1024)
+    pub fn resident_bytes(&self) -> Result<u64> {
+        Ok(self.proc_status("VmRSS:")? * 1024)
     }
 
-    /// A number the system keeps about its process.
-    fn status(&self, field: &str) -> Result<u64> {
+    /// A number from `/proc/<pid>/status`.
+    fn proc_status(&self, field: &str) -> Result<u64> {
         let pid = self
             .child
             .as_ref()
@@ -237,24 +239,24 @@ impl Server {
     }
 }
 
-/// What a server holds.
+/// The resources a server holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Footprint {
-    /// Open descriptors.
+pub struct ServerFootprint {
+    /// Open file descriptors.
     pub descriptors: u64,
-    /// Tasks of its runtime.
+    /// Tasks of the async runtime.
     pub tasks: u64,
     /// Threads.
     pub threads: u64,
-    /// Caller calls that wait.
-    pub calls: u64,
-    /// Streams, polls and waiting messages of callers.
-    pub held: u64,
+    /// Calls of lent tools that wait for an answer.
+    pub open_calls: u64,
+    /// Open streams, long polls and waiting messages of callers.
+    pub caller_connections: u64,
     /// Sessions in memory.
     pub sessions: u64,
 }
 
-impl Footprint {
+impl ServerFootprint {
     fn read(text: &str, threads: u64) -> Result<Self> {
         let rows: BTreeMap<&str, f64> = text
             .lines()
@@ -275,8 +277,8 @@ impl Footprint {
             descriptors: sum("process_open_fds")?,
             tasks: sum("oubliette_tasks")?,
             threads,
-            calls: sum("oubliette_caller_calls_open")?,
-            held: sum("oubliette_callers_held")?,
+            open_calls: sum("oubliette_caller_calls_open")?,
+            caller_connections: sum("oubliette_callers_held")?,
             sessions: sum("oubliette_sessions_live")?,
         })
     }

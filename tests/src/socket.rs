@@ -1,4 +1,4 @@
-//! A session's relay socket, line by line: what is sent is what was written, what comes is all kept.
+//! A client of a session's relay socket. It sends lines unchanged and keeps everything it receives.
 
 use std::{
     collections::HashMap,
@@ -15,30 +15,30 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// An answer line.
-pub type Answer = Value;
+/// A JSON-RPC response line.
+pub type AnswerLine = Value;
 
 #[derive(Default)]
-struct Waiting {
-    open: HashMap<u64, oneshot::Sender<Answer>>,
-    /// Answers that nobody waited for: none may ever be here.
-    stray: Vec<Answer>,
+struct PendingAnswers {
+    open: HashMap<u64, oneshot::Sender<AnswerLine>>,
+    /// Responses without a pending request. A correct server sends none.
+    stray: Vec<AnswerLine>,
 }
 
-/// One connection.
-pub struct Socket {
+/// One connection to a relay socket.
+pub struct RelaySocketClient {
     write: tokio::sync::Mutex<OwnedWriteHalf>,
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Mutex<PendingAnswers>>,
     notices: tokio::sync::Mutex<mpsc::UnboundedReceiver<Value>>,
     reading: JoinHandle<()>,
-    next: std::sync::atomic::AtomicU64,
+    next_id: std::sync::atomic::AtomicU64,
 }
 
-impl Socket {
+impl RelaySocketClient {
     /// Connects.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self> {
         let (read, write) = UnixStream::connect(path).await?.into_split();
-        let waiting = Arc::new(Mutex::new(Waiting::default()));
+        let waiting = Arc::new(Mutex::new(PendingAnswers::default()));
         let (notice, notices) = mpsc::unbounded_channel();
         let known = waiting.clone();
         let reading = tokio::spawn(async move {
@@ -57,7 +57,7 @@ impl Socket {
                     None => known.stray.push(line),
                 }
             }
-            // Whoever still waits learns that no answer comes.
+            // Dropping the senders tells pending requests that no answer will come.
             known.lock().unwrap_or_else(PoisonError::into_inner).open.clear();
         });
         Ok(Self {
@@ -65,55 +65,55 @@ impl Socket {
             waiting,
             notices: tokio::sync::Mutex::new(notices),
             reading,
-            next: 1.into(),
+            next_id: 1.into(),
         })
     }
 
-    /// Sends a line as it is.
+    /// Sends a line unchanged.
     pub async fn send(&self, line: &str) -> Result<()> {
         let mut write = self.write.lock().await;
         write.write_all(format!("{line}\n").as_bytes()).await?;
         Ok(())
     }
 
-    /// Sends a request; gives its id and its answer to come.
-    pub async fn request(&self, method: &str, params: Value) -> Result<(u64, oneshot::Receiver<Answer>)> {
-        let id = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    /// Sends a request; returns its id and a receiver for its response.
+    pub async fn request(&self, method: &str, params: Value) -> Result<(u64, oneshot::Receiver<AnswerLine>)> {
+        let id = self.next_id.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let (tell, answer) = oneshot::channel();
-        self.locked().open.insert(id, tell);
+        self.lock_pending().open.insert(id, tell);
         let line = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
         self.send(&line.to_string()).await?;
         Ok((id, answer))
     }
 
-    /// Sends a request and waits for its answer line.
-    pub async fn call(&self, method: &str, params: Value) -> Result<Answer> {
+    /// Sends a request and waits for its response.
+    pub async fn call(&self, method: &str, params: Value) -> Result<AnswerLine> {
         let (_, answer) = self.request(method, params).await?;
         answer.await.context("the connection ended before the answer")
     }
 
-    /// Gives up on a request.
+    /// Sends a `cancel` for a request.
     pub async fn cancel(&self, id: u64) -> Result<()> {
         let line = json!({ "jsonrpc": "2.0", "method": "cancel", "params": { "id": id } });
         self.send(&line.to_string()).await
     }
 
     /// The next notification.
-    pub async fn notice(&self) -> Option<Value> {
+    pub async fn next_notification(&self) -> Option<Value> {
         self.notices.lock().await.recv().await
     }
 
-    /// Answers that came twice, or to nothing.
-    pub fn stray(&self) -> Vec<Answer> {
-        self.locked().stray.clone()
+    /// Responses that came twice, or to no request.
+    pub fn stray_answers(&self) -> Vec<AnswerLine> {
+        self.lock_pending().stray.clone()
     }
 
-    fn locked(&self) -> std::sync::MutexGuard<'_, Waiting> {
+    fn lock_pending(&self) -> std::sync::MutexGuard<'_, PendingAnswers> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Socket {
+impl Drop for RelaySocketClient {
     fn drop(&mut self) {
         self.reading.abort();
     }

@@ -1,7 +1,7 @@
-//! The caller relay over very many calls: what the server holds does not grow with their number.
+//! The caller relay over very many calls: the server's resources do not grow with their number.
 //!
-//! `OUBLIETTE_RELAY_CALLS` says how many; a million is a run of its own. Most are answered; some fail, time
-//! out, are given up, lose their agent or their caller. Every one ends, once.
+//! `OUBLIETTE_RELAY_CALLS` sets how many (default 10,000). Most are answered; some fail, time out, are
+//! cancelled, or lose their agent or their caller. Every call ends exactly once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -16,68 +16,70 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream};
-use oubliette_tests::{Api, Server, Socket, api::text, raw, settles, within};
+use oubliette_tests::{
+    RelaySocketClient, SpawnedServer, ToolApi, api::text_field, raw, wait_until, within_deadline,
+};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 const CONFIG: &str = "[relay]\ncaller_timeout = '4s'\nreconnect_grace = '300ms'\n";
 const SESSIONS: u64 = 4;
-/// Calls of one session that are open at once.
-const WIDE: usize = 64;
-/// Connections one caller answers over.
-const LANES: usize = 3;
-/// Requests after which a caller's stream is broken off and opened again.
-const BROKEN_AFTER: u64 = 500;
-/// Every so many of these the caller is away for longer than it may be.
-const AWAY_EACH: u64 = 4;
+/// How many calls of one session are open at once.
+const OPEN_CALLS_PER_SESSION: usize = 64;
+/// How many connections one caller sends its answers over.
+const ANSWER_CONNECTIONS: usize = 3;
+/// After how many requests a caller closes its stream and opens a new one.
+const REQUESTS_PER_STREAM: u64 = 500;
+/// After every this many streams the caller stays away for longer than the grace period.
+const LONG_ABSENCE_EVERY: u64 = 4;
 
-/// What becomes of a call, by its number.
+/// What happens to a call; decided by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum CallFate {
     Answer,
     Fail,
     Ignore,
-    /// The agent gives it up.
+    /// The agent cancels it.
     Cancel,
-    /// The agent's connection ends.
+    /// The agent closes its connection.
     HangUp,
 }
 
-impl Fate {
+impl CallFate {
     fn of(call: u64) -> Self {
         match call % 500 {
-            7 => Fate::Ignore,
-            n if n % 100 == 11 => Fate::HangUp,
-            n if n % 50 == 21 => Fate::Cancel,
-            n if n % 20 == 5 => Fate::Fail,
-            _ => Fate::Answer,
+            7 => CallFate::Ignore,
+            n if n % 100 == 11 => CallFate::HangUp,
+            n if n % 50 == 21 => CallFate::Cancel,
+            n if n % 20 == 5 => CallFate::Fail,
+            _ => CallFate::Answer,
         }
     }
 }
 
-/// How many calls there are to be.
-fn wanted() -> u64 {
+/// How many calls the test makes.
+fn total_calls() -> u64 {
     let given = std::env::var("OUBLIETTE_RELAY_CALLS").ok();
     given.and_then(|n| n.parse().ok()).unwrap_or(10_000)
 }
 
-struct Scene {
+struct LeakTestSession {
     session: String,
     socket: String,
     port: u16,
     token: String,
     ended: Mutex<BTreeMap<&'static str, u64>>,
     done: AtomicU64,
-    over: watch::Sender<bool>,
+    agent_done: watch::Sender<bool>,
 }
 
-impl Scene {
-    /// The agent: so many calls, a window of them at a time.
-    async fn agent(&self, calls: u64) -> Result<()> {
-        let socket = Socket::open(&self.socket).await?;
+impl LeakTestSession {
+    /// The agent's side: makes the calls, a limited number at a time.
+    async fn run_agent(&self, calls: u64) -> Result<()> {
+        let socket = RelaySocketClient::open(&self.socket).await?;
         stream::iter(0..calls)
             .map(|call| self.call(&socket, call))
-            .buffer_unordered(WIDE)
+            .buffer_unordered(OPEN_CALLS_PER_SESSION)
             .try_for_each(|ending| {
                 *self.ended.lock().unwrap().entry(ending).or_default() += 1;
                 self.done.fetch_add(1, Ordering::Relaxed);
@@ -85,71 +87,74 @@ impl Scene {
             })
             .await?;
         ensure!(
-            socket.stray().is_empty(),
+            socket.stray_answers().is_empty(),
             "answers to nothing: {:?}",
-            socket.stray()
+            socket.stray_answers()
         );
-        self.over.send_replace(true);
+        self.agent_done.send_replace(true);
         Ok(())
     }
 
-    async fn call(&self, socket: &Socket, call: u64) -> Result<&'static str> {
+    async fn call(&self, socket: &RelaySocketClient, call: u64) -> Result<&'static str> {
         let params = json!({ "tool": "echo", "arguments": { "call": call } });
-        if Fate::of(call) == Fate::HangUp {
-            let own = Socket::open(&self.socket).await?;
+        if CallFate::of(call) == CallFate::HangUp {
+            let own = RelaySocketClient::open(&self.socket).await?;
             let (_, answer) = own.request("caller_tool", params).await?;
-            // Heard or not yet heard, answered or not: the server must cope with each.
+            // Closes at any stage: before the caller hears of the call, before its answer, or after.
             let _ = tokio::time::timeout(Duration::from_millis(call % 5), answer).await;
             return Ok("hung up");
         }
         let (id, answer) = socket.request("caller_tool", params).await?;
-        if Fate::of(call) == Fate::Cancel {
+        if CallFate::of(call) == CallFate::Cancel {
             tokio::time::sleep(Duration::from_millis(call % 5)).await;
             socket.cancel(id).await?;
         }
-        let answer = within("a call to end", answer)
+        let answer = within_deadline("a call to end", answer)
             .await?
             .context("the connection ended")?;
-        self.judge(call, &answer)
+        self.check_answer(call, &answer)
     }
 
-    /// Its own answer, or an error that is true.
-    fn judge(&self, call: u64, answer: &Value) -> Result<&'static str> {
+    /// Checks that the answer is this call's own result, or an error that fits its fate.
+    fn check_answer(&self, call: u64, answer: &Value) -> Result<&'static str> {
         let code = answer["error"]["data"]["code"].as_str();
-        let (fate, result) = (Fate::of(call), answer.get("result"));
+        let (fate, result) = (CallFate::of(call), answer.get("result"));
         Ok(match (result, code) {
-            // One that is given up may have been answered just before.
-            (Some(value), None) if *value == json!({ "call": call }) && fate != Fate::Ignore => "answered",
-            (None, Some("tool_error")) if fate == Fate::Fail => "failed",
-            (None, Some("unavailable")) if fate == Fate::Cancel => "cancelled",
-            // A busy machine runs out of time by itself.
+            // A cancelled call may have been answered just before.
+            (Some(value), None) if *value == json!({ "call": call }) && fate != CallFate::Ignore => {
+                "answered"
+            }
+            (None, Some("tool_error")) if fate == CallFate::Fail => "failed",
+            (None, Some("unavailable")) if fate == CallFate::Cancel => "cancelled",
+            // On a busy machine any call may time out.
             (None, Some("timeout")) => "timed out",
             (None, Some("caller_disconnected")) => "lost",
             _ => bail!("call {call} with {fate:?} got {answer}"),
         })
     }
 
-    /// The caller: a stream that breaks off again and again, sometimes for too long.
-    async fn caller(&self) -> Result<()> {
-        let mut over = self.over.subscribe();
-        let (answers, queue) = mpsc::channel::<Value>(WIDE);
+    /// The caller's side: its stream closes again and again, sometimes for longer than the grace period.
+    async fn run_caller(&self) -> Result<()> {
+        let mut over = self.agent_done.subscribe();
+        let (answers, queue) = mpsc::channel::<Value>(OPEN_CALLS_PER_SESSION);
         let queue = Arc::new(tokio::sync::Mutex::new(queue));
-        let lanes = try_join_all((0..LANES).map(|_| self.lane(queue.clone())));
+        let senders = try_join_all((0..ANSWER_CONNECTIONS).map(|_| self.send_answers(queue.clone())));
         let listening = async move {
             let (mut last, mut times) = (-1, 0);
-            // The last ones: at least once is not once, and the caller answers each once.
+            // Recent request ids: delivery is at least once, and each request must be answered once.
             let mut known: HashMap<String, i64> = HashMap::new();
             while !*over.borrow() {
-                let opened = raw::Lines::open(self.port, &self.token, &self.session, "app", last).await;
+                let opened =
+                    raw::RawEventStream::open(self.port, &self.token, &self.session, "app", last).await;
                 let mut stream = opened?;
-                for _ in 0..BROKEN_AFTER {
+                for _ in 0..REQUESTS_PER_STREAM {
                     let event = tokio::select! {
                         event = stream.next_of("caller_tool_request") => event?,
                         _ = over.wait_for(|over| *over) => break,
                     };
                     let index = event["index"].as_i64().context("index")?;
                     last = last.max(index);
-                    if known.insert(text(&event, "request_id")?, index).is_none()
+                    if known.insert(text_field(&event, "request_id")?, index).is_none()
                         && let Some(response) = self.response(&event)?
                     {
                         answers.send(response).await?;
@@ -158,36 +163,38 @@ impl Scene {
                 drop(stream);
                 known.retain(|_, index| *index > last - 10_000);
                 times += 1;
-                if times % AWAY_EACH == 0 {
-                    // The fault itself: longer than the grace, also for a server that notices it late.
+                if times % LONG_ABSENCE_EVERY == 0 {
+                    // The simulated fault: longer than the grace period, even if the server notices it late.
                     tokio::time::sleep(Duration::from_secs(2)).await;
                 }
             }
             anyhow::Ok(())
         };
-        tokio::try_join!(listening, lanes)?;
+        tokio::try_join!(listening, senders)?;
         Ok(())
     }
 
     fn response(&self, event: &Value) -> Result<Option<Value>> {
         let call = event["arguments"]["call"].as_u64().context("call")?;
         let mut response = json!({ "session_id": self.session, "request_id": event["request_id"] });
-        match Fate::of(call) {
-            Fate::Ignore => return Ok(None),
-            Fate::Fail => response["error"] = json!("no"),
-            Fate::Answer | Fate::Cancel | Fate::HangUp => response["result"] = event["arguments"].clone(),
+        match CallFate::of(call) {
+            CallFate::Ignore => return Ok(None),
+            CallFate::Fail => response["error"] = json!("no"),
+            CallFate::Answer | CallFate::Cancel | CallFate::HangUp => {
+                response["result"] = event["arguments"].clone()
+            }
         }
         Ok(Some(response))
     }
 
-    async fn lane(&self, queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Value>>>) -> Result<()> {
-        let mut lane = raw::Lane::open(self.port, &self.token).await?;
+    async fn send_answers(&self, queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Value>>>) -> Result<()> {
+        let mut connection = raw::RawToolConnection::open(self.port, &self.token).await?;
         loop {
             let Some(response) = queue.lock().await.recv().await else {
                 return Ok(());
             };
-            let (status, _) = lane.post("caller_tool_response", &response).await?;
-            // Not found: given up, or too late.
+            let (status, _) = connection.post("caller_tool_response", &response).await?;
+            // 404: cancelled, or too late.
             ensure!(matches!(status, 200 | 404), "HTTP {status} to {response}");
         }
     }
@@ -195,51 +202,61 @@ impl Scene {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn very_many_calls_leave_nothing() -> Result<()> {
-    let mut server = Server::start(CONFIG).await?;
-    let project = server.admin().project(SESSIONS).await?;
+    let mut server = SpawnedServer::start(CONFIG).await?;
+    let project = server.admin().create_project(SESSIONS).await?;
     server
         .admin()
-        .scripted("idle", json!([[{ "say": "here" }]]))
+        .put_scripted_agent("idle", json!([[{ "say": "here" }]]))
         .await?;
-    let token = server.token("write").await?;
-    let (mut scenes, caller) = (Vec::new(), Api::new(&server.url(), &token));
+    let token = server.create_token("write").await?;
+    let (mut test_sessions, caller) = (Vec::new(), ToolApi::new(&server.url(), &token));
     for _ in 0..SESSIONS {
-        let session = caller.idle_session(&project).await?;
-        scenes.push(Scene {
+        let session = caller.start_idle_session(&project).await?;
+        test_sessions.push(LeakTestSession {
             socket: server.admin().relay_socket(&session).await?,
             session,
             port: server.port(),
             token: token.clone(),
             ended: Mutex::default(),
             done: AtomicU64::new(0),
-            over: watch::Sender::new(false),
+            agent_done: watch::Sender::new(false),
         });
     }
     drop(caller);
-    let before = server.at_rest().await?;
-    let (calls, started, fresh) = (wanted() / SESSIONS, Instant::now(), server.resident()?);
-    let done = || scenes.iter().map(|s| s.done.load(Ordering::Relaxed)).sum::<u64>();
-    // The first of them fill what is bounded: caches, remembered requests, the allocator's reserves.
+    let before = server.wait_at_rest().await?;
+    let (calls, started, fresh) = (total_calls() / SESSIONS, Instant::now(), server.resident_bytes()?);
+    let done = || {
+        test_sessions
+            .iter()
+            .map(|s| s.done.load(Ordering::Relaxed))
+            .sum::<u64>()
+    };
+    // The first third fills bounded caches, remembered requests and the allocator's reserves; memory is compared
+    // from then on.
     let memory = async {
         while done() < calls * SESSIONS / 3 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        server.resident()
+        server.resident_bytes()
     };
-    let agents = try_join_all(scenes.iter().map(|scene| scene.agent(calls)));
-    let callers = try_join_all(scenes.iter().map(Scene::caller));
+    let agents = try_join_all(
+        test_sessions
+            .iter()
+            .map(|test_session| test_session.run_agent(calls)),
+    );
+    let callers = try_join_all(test_sessions.iter().map(LeakTestSession::run_caller));
     let (memory, _, _) = tokio::try_join!(memory, agents, callers)?;
     let took = started.elapsed().as_secs_f64();
-    let after = server.nothing_left(before).await?;
+    let after = server.check_nothing_left(before).await?;
     let mut ended: BTreeMap<&str, u64> = BTreeMap::new();
-    for (ending, count) in scenes.iter().flat_map(|s| s.ended.lock().unwrap().clone()) {
+    for (ending, count) in test_sessions.iter().flat_map(|s| s.ended.lock().unwrap().clone()) {
         *ended.entry(ending).or_default() += count;
     }
     println!(
         "{} calls in {took:.1} s: {ended:?}\nbefore {before:?}\nafter  {after:?}",
         done()
     );
-    let resident = server.resident()?;
+    let resident = server.resident_bytes()?;
     println!(
         "resident: {} KiB, after a third {} KiB, at the end {} KiB",
         fresh >> 10,
@@ -252,10 +269,10 @@ async fn very_many_calls_leave_nothing() -> Result<()> {
     }
     let grown = resident.saturating_sub(memory) >> 20;
     ensure!(grown < 32, "the server grew by {grown} MiB");
-    for scene in &scenes {
-        // An end is on its way to the log before the agent hears of it, and in it soon after.
-        settles("the log to be whole", || async {
-            let whole = compare(server.admin(), scene, calls).await;
+    for test_session in &test_sessions {
+        // The agent may get its answer shortly before the call's end is in the log.
+        wait_until("the log to be whole", || async {
+            let whole = check_log(server.admin(), test_session, calls).await;
             whole.map_err(|why| why.to_string())
         })
         .await?;
@@ -263,27 +280,27 @@ async fn very_many_calls_leave_nothing() -> Result<()> {
     server.stop().await
 }
 
-/// The log has one end for each request, and a request for each end.
-async fn compare(admin: &Api, scene: &Scene, calls: u64) -> Result<()> {
-    // A log of a million is counted by what the run saw; reading it all is for the short one.
+/// Checks that the log has exactly one end for each request, and a request for each end.
+async fn check_log(admin: &ToolApi, test_session: &LeakTestSession, calls: u64) -> Result<()> {
+    // Reading the log takes too long after a very long run; the counts of the run must do.
     if calls > 100_000 {
         return Ok(());
     }
     let mut open: HashMap<String, u64> = HashMap::new();
     let (mut asked, mut ended) = (0, 0);
-    for event in admin.log(&scene.session).await? {
+    for event in admin.all_events(&test_session.session).await? {
         match event["type"].as_str() {
             Some("caller_tool_request") => {
                 asked += 1;
                 let call = event["arguments"]["call"].as_u64().context("call")?;
                 ensure!(
-                    open.insert(text(&event, "request_id")?, call).is_none(),
+                    open.insert(text_field(&event, "request_id")?, call).is_none(),
                     "an id twice"
                 );
             }
             Some("caller_tool_done") => {
                 ended += 1;
-                let known = open.remove(&text(&event, "request_id")?);
+                let known = open.remove(&text_field(&event, "request_id")?);
                 ensure!(
                     known.is_some(),
                     "an end without a beginning, or a second one: {event}"

@@ -1,8 +1,8 @@
-//! The caller relay under load and fault: every call ends exactly once, with its own answer or a true
-//! error, and nothing is left.
+//! The caller relay under load and faults: every call ends exactly once, with its own answer or a correct
+//! error, and no resources remain.
 //!
-//! Agents are raw connections to the relay sockets, callers are event streams and plain requests, so that
-//! two cores carry a hundred of each. `OUBLIETTE_SEED` repeats a run.
+//! Agents are raw connections to the relay sockets, and callers are raw HTTP connections, so that two cores
+//! can run a hundred of each. `OUBLIETTE_SEED` repeats a run.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -17,46 +17,46 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream, stream::FuturesUnordered};
-use oubliette_tests::{Api, Server, Socket, api::text, raw, seed, settles};
+use oubliette_tests::{RelaySocketClient, SpawnedServer, ToolApi, api::text_field, raw, seed, wait_until};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore, watch};
 
 const SESSIONS: u64 = 100;
 const CALLS: u64 = 100;
-/// How long a call may take before it is called lost: far longer than the server gives it, because a busy
-/// machine may take long to begin it.
-const LOST: Duration = Duration::from_secs(900);
+/// How long a call may take before the test fails: far longer than the server's own timeout, because a busy
+/// machine may take long to start it.
+const CALL_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What becomes of one call; decided by the seed alone, so that both sides know.
+/// What happens to one call; derived from the seed, so that the agent's and the caller's side agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum PlannedFate {
     Answer,
     Fail,
-    /// The caller never answers; the agent gives it up when all others are done.
+    /// The caller never answers; the agent cancels it when all others are done.
     Ignore,
-    /// The agent gives it up once the caller has heard of it.
+    /// The agent cancels it once the caller has received it.
     Cancel,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Plan {
-    fate: Fate,
+struct CallPlan {
+    fate: PlannedFate,
     latency: Duration,
-    /// A stranger tries first.
+    /// Another principal tries to answer first.
     forged: bool,
     /// The caller answers twice.
     twice: bool,
 }
 
-impl Plan {
+impl CallPlan {
     fn of(seed: u64, session: u64, call: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed ^ (session << 32) ^ (call << 16));
         let fate = match rng.random_range(0..100) {
-            0..80 => Fate::Answer,
-            80..92 => Fate::Fail,
-            92..94 => Fate::Ignore,
-            _ => Fate::Cancel,
+            0..80 => PlannedFate::Answer,
+            80..92 => PlannedFate::Fail,
+            92..94 => PlannedFate::Ignore,
+            _ => PlannedFate::Cancel,
         };
         Self {
             fate,
@@ -67,34 +67,34 @@ impl Plan {
     }
 }
 
-/// One session in one storm, with what its two sides tell each other past the server.
-struct Scene {
+/// One session of the test, with the state its agent's and its caller's side share.
+struct LoadTestSession {
     number: u64,
-    /// The last event before them.
-    from: i64,
+    /// The index of the last event before the calls.
+    start_index: i64,
     seed: u64,
     session: String,
     socket: String,
     port: u16,
     token: String,
-    caller: Arc<raw::Lanes>,
-    stranger: Arc<raw::Lanes>,
-    /// How many connections all callers together use to answer.
-    room: Arc<Semaphore>,
-    /// Calls to be given up that the caller has heard of.
+    caller: Arc<raw::RawToolPool>,
+    stranger: Arc<raw::RawToolPool>,
+    /// Limits how many answers all callers together send at once.
+    answer_slots: Arc<Semaphore>,
+    /// Calls to be cancelled that the caller has received.
     heard: Mutex<HashSet<u64>>,
-    hearing: Notify,
-    /// What the server said to each answer.
+    heard_changed: Notify,
+    /// The server's response to each answer: accepted, or the error code.
     answers: Mutex<HashMap<u64, Result<(), String>>>,
-    /// The caller is done.
-    over: watch::Sender<bool>,
+    /// True when only calls that are never answered remain: the caller may stop.
+    answerable_done: watch::Sender<bool>,
     reconnects: AtomicU64,
     repeats: AtomicU64,
 }
 
 /// How a call ended, as the agent saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Ending {
+enum ObservedEnding {
     Answered,
     Failed,
     Timeout,
@@ -102,74 +102,74 @@ enum Ending {
     Cancelled,
 }
 
-impl Scene {
-    fn plan(&self, call: u64) -> Plan {
-        Plan::of(self.seed, self.number, call)
+impl LoadTestSession {
+    fn plan(&self, call: u64) -> CallPlan {
+        CallPlan::of(self.seed, self.number, call)
     }
 
     fn answer(&self, call: u64) -> Value {
         json!({ "session": self.number, "call": call })
     }
 
-    /// The agent's side: all calls at once, over two connections. When only those are left that are never
-    /// answered, it gives them up.
-    async fn agent(&self) -> Result<Vec<Ending>> {
+    /// The agent's side: all calls at once, over two connections. When only calls that are never answered
+    /// remain, it cancels them.
+    async fn run_agent(&self) -> Result<Vec<ObservedEnding>> {
         let sockets = [
-            Socket::open(&self.socket).await?,
-            Socket::open(&self.socket).await?,
+            RelaySocketClient::open(&self.socket).await?,
+            RelaySocketClient::open(&self.socket).await?,
         ];
         let mut calls: FuturesUnordered<_> = (0..CALLS)
             .map(|call| self.call(call, &sockets[usize::from(call % 2 == 1)]))
             .collect();
-        let ignored = |call: u64| self.plan(call).fate == Fate::Ignore;
+        let ignored = |call: u64| self.plan(call).fate == PlannedFate::Ignore;
         let mut left = (0..CALLS).filter(|call| !ignored(*call)).count();
         let mut endings = BTreeMap::new();
         while let Some((call, ending)) = calls.try_next().await? {
             ensure!(endings.insert(call, ending).is_none(), "call {call} ended twice");
             left -= usize::from(!ignored(call));
-            self.over.send_replace(left == 0);
+            self.answerable_done.send_replace(left == 0);
         }
         for socket in &sockets {
-            let stray = socket.stray();
+            let stray = socket.stray_answers();
             ensure!(stray.is_empty(), "answers to nothing: {stray:?}");
         }
         Ok(endings.into_values().collect())
     }
 
-    async fn call(&self, call: u64, socket: &Socket) -> Result<(u64, Ending)> {
+    async fn call(&self, call: u64, socket: &RelaySocketClient) -> Result<(u64, ObservedEnding)> {
         let params = json!({ "tool": "echo", "arguments": { "call": call } });
         let (id, mut answer) = socket.request("caller_tool", params).await?;
-        if self.plan(call).fate == Fate::Cancel {
+        if self.plan(call).fate == PlannedFate::Cancel {
             let gave_up = tokio::select! {
-                () = self.heard_of(call) => None,
+                () = self.wait_until_caller_heard(call) => None,
                 answer = &mut answer => Some(answer.context("the connection ended")?),
             };
             if let Some(answer) = gave_up {
-                return Ok((call, self.judge(call, &answer)?));
+                return Ok((call, self.check_answer(call, &answer)?));
             }
             socket.cancel(id).await?;
         }
-        if self.plan(call).fate == Fate::Ignore {
-            let mut over = self.over.subscribe();
+        if self.plan(call).fate == PlannedFate::Ignore {
+            let mut over = self.answerable_done.subscribe();
             let ended = tokio::select! {
                 over = over.wait_for(|over| *over) => over.map(|_| None)?,
                 answer = &mut answer => Some(answer.context("the connection ended")?),
             };
             if let Some(answer) = ended {
-                return Ok((call, self.judge(call, &answer)?));
+                return Ok((call, self.check_answer(call, &answer)?));
             }
             socket.cancel(id).await?;
         }
-        let answer = tokio::time::timeout(LOST, answer)
+        let answer = tokio::time::timeout(CALL_TIMEOUT, answer)
             .await
             .with_context(|| format!("call {call} of session {} never ended", self.number))?
             .context("the connection ended")?;
-        Ok((call, self.judge(call, &answer)?))
+        Ok((call, self.check_answer(call, &answer)?))
     }
 
-    async fn heard_of(&self, call: u64) {
+    async fn wait_until_caller_heard(&self, call: u64) {
         loop {
-            let hearing = self.hearing.notified();
+            let hearing = self.heard_changed.notified();
             if self.heard.lock().unwrap().contains(&call) {
                 return;
             }
@@ -177,8 +177,8 @@ impl Scene {
         }
     }
 
-    /// Its own answer, or an error that is true.
-    fn judge(&self, call: u64, answer: &Value) -> Result<Ending> {
+    /// Checks that the answer is this call's own result, or an error that fits its plan.
+    fn check_answer(&self, call: u64, answer: &Value) -> Result<ObservedEnding> {
         let wrong = || {
             format!(
                 "call {call} of session {} with {:?} got {answer}",
@@ -189,45 +189,49 @@ impl Scene {
         let ending = match (answer.get("result"), answer["error"]["data"]["code"].as_str()) {
             (Some(result), None) => {
                 ensure!(*result == self.answer(call), wrong());
-                Ending::Answered
+                ObservedEnding::Answered
             }
             (None, Some("tool_error")) => {
                 ensure!(answer["error"]["code"] == -32000, wrong());
                 ensure!(answer["error"]["message"] == format!("no {call}"), wrong());
-                Ending::Failed
+                ObservedEnding::Failed
             }
             (None, Some("timeout")) => {
                 ensure!(answer["error"]["code"] == -32004, wrong());
-                Ending::Timeout
+                ObservedEnding::Timeout
             }
             (None, Some("caller_disconnected")) => {
                 ensure!(answer["error"]["code"] == -32005, wrong());
-                Ending::Lost
+                ObservedEnding::Lost
             }
-            (None, Some("unavailable")) => Ending::Cancelled,
+            (None, Some("unavailable")) => ObservedEnding::Cancelled,
             _ => anyhow::bail!(wrong()),
         };
         let true_ending = match self.plan(call).fate {
-            // A machine that is too busy loses callers and runs out of time; that is true, too.
-            _ if matches!(ending, Ending::Lost | Ending::Timeout) => true,
-            Fate::Answer => ending == Ending::Answered,
-            Fate::Fail => ending == Ending::Failed,
-            Fate::Ignore | Fate::Cancel => ending == Ending::Cancelled,
+            // On a busy machine any call may time out or lose its caller.
+            _ if matches!(ending, ObservedEnding::Lost | ObservedEnding::Timeout) => true,
+            PlannedFate::Answer => ending == ObservedEnding::Answered,
+            PlannedFate::Fail => ending == ObservedEnding::Failed,
+            PlannedFate::Ignore | PlannedFate::Cancel => ending == ObservedEnding::Cancelled,
         };
         ensure!(true_ending, wrong());
         Ok(ending)
     }
 
-    /// The caller's side: a stream that breaks again and again, sometimes from the start.
-    async fn listen(self: Arc<Self>) -> Result<()> {
-        let mut over = self.over.subscribe();
+    /// The caller's side: its stream closes again and again, and is sometimes reopened from the first event.
+    async fn run_caller(self: Arc<Self>) -> Result<()> {
+        let mut over = self.answerable_done.subscribe();
         let mut rng = StdRng::seed_from_u64(self.seed.wrapping_add(self.number));
-        let (mut last, mut known) = (self.from, HashSet::new());
+        let (mut last, mut known) = (self.start_index, HashSet::new());
         let mut work = tokio::task::JoinSet::new();
         while !*over.borrow() {
-            let since = if rng.random_ratio(1, 8) { self.from } else { last };
-            // A server that is too busy says so; whoever listens comes back.
-            let opened = raw::Lines::open(self.port, &self.token, &self.session, "app", since);
+            let since = if rng.random_ratio(1, 8) {
+                self.start_index
+            } else {
+                last
+            };
+            // An overloaded server may refuse the stream; try again.
+            let opened = raw::RawEventStream::open(self.port, &self.token, &self.session, "app", since);
             let Ok(mut stream) = opened.await else {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
@@ -239,15 +243,15 @@ impl Scene {
                 };
                 let Ok(event) = event else { break };
                 last = last.max(event["index"].as_i64().context("index")?);
-                if known.insert(text(&event, "request_id")?) {
-                    work.spawn(self.clone().serve(event));
+                if known.insert(text_field(&event, "request_id")?) {
+                    work.spawn(self.clone().answer_request(event));
                 } else {
                     self.repeats.fetch_add(1, Ordering::Relaxed);
                 }
             }
             drop(stream);
             self.reconnects.fetch_add(1, Ordering::Relaxed);
-            // The fault itself: a caller that is away for a moment.
+            // The simulated fault: the caller is away for a moment.
             tokio::time::sleep(Duration::from_millis(rng.random_range(0..60))).await;
         }
         while let Some(served) = work.join_next().await {
@@ -256,30 +260,30 @@ impl Scene {
         Ok(())
     }
 
-    /// One request: perhaps forged, late, twice; or not at all.
-    async fn serve(self: Arc<Self>, event: Value) -> Result<()> {
+    /// Handles one request as planned: answers late, twice or not at all, perhaps after a forged answer.
+    async fn answer_request(self: Arc<Self>, event: Value) -> Result<()> {
         let call = event["arguments"]["call"].as_u64().context("call")?;
         let plan = self.plan(call);
         let mut response = json!({ "session_id": self.session, "request_id": event["request_id"] });
         if plan.forged {
             let mut forged = response.clone();
             forged["result"] = json!("forged");
-            // Once it is over, and long forgotten, nobody knows any more whose it was.
+            // After the call has ended and left the server's memory, the refusal is `not_found`.
             let said = self.respond(&self.stranger, &forged).await?;
             let refused = said
                 .as_ref()
                 .is_err_and(|code| code == "permission_denied" || code == "not_found");
             ensure!(refused, "forged: {said:?}");
         }
-        if plan.fate == Fate::Cancel {
+        if plan.fate == PlannedFate::Cancel {
             self.heard.lock().unwrap().insert(call);
-            self.hearing.notify_waiters();
+            self.heard_changed.notify_waiters();
         }
         tokio::time::sleep(plan.latency).await;
         match plan.fate {
-            Fate::Answer => response["result"] = self.answer(call),
-            Fate::Fail => response["error"] = json!(format!("no {call}")),
-            Fate::Ignore | Fate::Cancel => return Ok(()),
+            PlannedFate::Answer => response["result"] = self.answer(call),
+            PlannedFate::Fail => response["error"] = json!(format!("no {call}")),
+            PlannedFate::Ignore | PlannedFate::Cancel => return Ok(()),
         }
         let said = self.respond(&self.caller, &response).await?;
         if plan.twice {
@@ -294,9 +298,9 @@ impl Scene {
         Ok(())
     }
 
-    /// Gives an answer; the refusal is its code. A server that is too busy is asked again.
-    async fn respond(&self, whose: &raw::Lanes, response: &Value) -> Result<Result<(), String>> {
-        let _place = self.room.acquire().await?;
+    /// Sends an answer; a refusal is returned as its error code. While the server is overloaded (503) it retries.
+    async fn respond(&self, whose: &raw::RawToolPool, response: &Value) -> Result<Result<(), String>> {
+        let _place = self.answer_slots.acquire().await?;
         loop {
             let (status, said) = whose.post("caller_tool_response", response).await?;
             match (status, said["error"]["code"].as_str()) {
@@ -308,11 +312,11 @@ impl Scene {
         }
     }
 
-    /// Agent, caller and log must tell the same story.
-    async fn compare(&self, admin: &Api, endings: &[Ending]) -> Result<()> {
-        // An end is on its way to the log before the agent hears of it, and in it soon after.
-        let log = settles("every end to be in the log", || async {
-            let log = admin.log(&self.session).await.map_err(|e| e.to_string())?;
+    /// Checks that agent, caller and event log agree on how each call ended.
+    async fn check_log(&self, admin: &ToolApi, endings: &[ObservedEnding]) -> Result<()> {
+        // The agent may get its answer shortly before the call's end is in the log.
+        let log = wait_until("every end to be in the log", || async {
+            let log = admin.all_events(&self.session).await.map_err(|e| e.to_string())?;
             let count = |kind: &str| log.iter().filter(|event| event["type"] == kind).count();
             let (asked, ended) = (count("caller_tool_request"), count("caller_tool_done"));
             (asked <= ended)
@@ -327,14 +331,17 @@ impl Scene {
             match event["type"].as_str() {
                 Some("caller_tool_request") => {
                     let call = event["arguments"]["call"].as_u64().context("call")?;
-                    let before = asked.insert(text(event, "request_id")?, call);
+                    let before = asked.insert(text_field(event, "request_id")?, call);
                     ensure!(before.is_none(), "a request id twice");
                 }
                 Some("caller_tool_done") => {
                     let call = asked
-                        .get(&text(event, "request_id")?)
+                        .get(&text_field(event, "request_id")?)
                         .context("done before it was asked")?;
-                    outcomes.entry(*call).or_default().push(text(event, "outcome")?);
+                    outcomes
+                        .entry(*call)
+                        .or_default()
+                        .push(text_field(event, "outcome")?);
                 }
                 _ => {}
             }
@@ -342,26 +349,26 @@ impl Scene {
         let answers = self.answers.lock().unwrap();
         for (call, ending) in (0..CALLS).zip(endings) {
             let outcome = match ending {
-                Ending::Answered => "answered",
-                Ending::Failed => "error",
-                Ending::Timeout => "timeout",
-                Ending::Lost => "disconnected",
-                Ending::Cancelled => "cancelled",
+                ObservedEnding::Answered => "answered",
+                ObservedEnding::Failed => "error",
+                ObservedEnding::Timeout => "timeout",
+                ObservedEnding::Lost => "disconnected",
+                ObservedEnding::Cancelled => "cancelled",
             };
             let said = outcomes.get(&call);
-            // Whoever gives a call up just when it is over need not learn which came first.
+            // A cancel may cross with a timeout or a disconnect; then the agent does not learn which came first.
             let lost = |all: &Vec<String>| *all == ["timeout"] || *all == ["disconnected"];
-            let at_once = *ending == Ending::Cancelled && said.is_some_and(lost);
-            // One that is given up before it was ever asked has no end, either.
-            let unasked = *ending == Ending::Cancelled && !asked.values().any(|asked| *asked == call);
+            let at_once = *ending == ObservedEnding::Cancelled && said.is_some_and(lost);
+            // A call cancelled before its request event was written has no end event.
+            let unasked = *ending == ObservedEnding::Cancelled && !asked.values().any(|asked| *asked == call);
             ensure!(
                 at_once || unasked || said.is_some_and(|all| *all == [outcome]),
                 "call {call} ended {ending:?}, the log says {said:?}"
             );
             match (answers.get(&call), ending) {
-                (Some(Ok(())), Ending::Answered | Ending::Failed)
-                | (None, Ending::Cancelled | Ending::Timeout | Ending::Lost) => {}
-                (Some(Err(code)), Ending::Timeout | Ending::Lost) if code == "not_found" => {}
+                (Some(Ok(())), ObservedEnding::Answered | ObservedEnding::Failed)
+                | (None, ObservedEnding::Cancelled | ObservedEnding::Timeout | ObservedEnding::Lost) => {}
+                (Some(Err(code)), ObservedEnding::Timeout | ObservedEnding::Lost) if code == "not_found" => {}
                 (said, ending) => anyhow::bail!("call {call} ended {ending:?}, its answer {said:?}"),
             }
         }
@@ -369,36 +376,37 @@ impl Scene {
     }
 }
 
-/// Where storms happen: the server, its sessions, and the token of each one's caller.
-struct Field {
-    server: Server,
+/// The server under test, its sessions, and the token of each session's caller.
+struct LoadTestFixture {
+    server: SpawnedServer,
     seed: u64,
     stranger: String,
     sessions: Vec<(String, String, String)>,
 }
 
-impl Field {
+impl LoadTestFixture {
     async fn start(seed: u64) -> Result<Self> {
-        // As long as may be: a session's clock goes on until the last deadline it knew, and nothing may be
-        // left within a minute.
-        let server = Server::start("[relay]\ncaller_timeout = '50s'\nreconnect_grace = '40s'\n").await?;
-        let project = server.admin().project(SESSIONS).await?;
+        // As long as possible: a session's timer runs until its last deadline, and nothing may remain after a
+        // minute.
+        let server =
+            SpawnedServer::start("[relay]\ncaller_timeout = '50s'\nreconnect_grace = '40s'\n").await?;
+        let project = server.admin().create_project(SESSIONS).await?;
         server
             .admin()
-            .scripted("idle", json!([[{ "say": "here" }]]))
+            .put_scripted_agent("idle", json!([[{ "say": "here" }]]))
             .await?;
         let mut tokens = Vec::new();
         for _ in 0..5 {
-            tokens.push(server.token("write").await?);
+            tokens.push(server.create_token("write").await?);
         }
-        let stranger = server.token("write").await?;
-        let (admin, url) = (Api::new(&server.url(), server.admin().token()), server.url());
+        let stranger = server.create_token("write").await?;
+        let (admin, url) = (ToolApi::new(&server.url(), server.admin().token()), server.url());
         let sessions = stream::iter(0..SESSIONS as usize)
             .map(|number| {
                 let (admin, token, project) = (&admin, &tokens[number % tokens.len()], &project);
-                let caller = Api::new(&url, token);
+                let caller = ToolApi::new(&url, token);
                 async move {
-                    let id = caller.idle_session(project).await?;
+                    let id = caller.start_idle_session(project).await?;
                     let socket = admin.relay_socket(&id).await?;
                     anyhow::Ok((id, socket, token.clone()))
                 }
@@ -414,47 +422,52 @@ impl Field {
         })
     }
 
-    /// A hundred calls in each session at once, everything that can go wrong going wrong.
-    async fn storm(&self) -> Result<()> {
+    /// Makes a hundred calls in each session at once, with all faults, and checks how they ended.
+    async fn run_all_calls(&self) -> Result<()> {
         let started = Instant::now();
         let port = self.server.port();
-        let lanes = |token: &str| Arc::new(raw::Lanes::new(port, token));
-        let (stranger, room) = (lanes(&self.stranger), Arc::new(Semaphore::new(200)));
-        let (mut scenes, mut callers) = (Vec::new(), HashMap::new());
+        let new_pool = |token: &str| Arc::new(raw::RawToolPool::new(port, token));
+        let (stranger, room) = (new_pool(&self.stranger), Arc::new(Semaphore::new(200)));
+        let (mut test_sessions, mut callers) = (Vec::new(), HashMap::new());
         for (number, (session, socket, token)) in (0..).zip(&self.sessions) {
-            let log = self.server.admin().log(session).await?;
-            scenes.push(Arc::new(Scene {
+            let log = self.server.admin().all_events(session).await?;
+            test_sessions.push(Arc::new(LoadTestSession {
                 number,
-                from: log.len() as i64 - 1,
+                start_index: log.len() as i64 - 1,
                 seed: self.seed,
                 session: session.clone(),
                 socket: socket.clone(),
                 port,
                 token: token.clone(),
-                caller: callers.entry(token).or_insert_with(|| lanes(token)).clone(),
+                caller: callers.entry(token).or_insert_with(|| new_pool(token)).clone(),
                 stranger: stranger.clone(),
-                room: room.clone(),
+                answer_slots: room.clone(),
                 heard: Mutex::default(),
-                hearing: Notify::new(),
+                heard_changed: Notify::new(),
                 answers: Mutex::default(),
-                over: watch::Sender::new(false),
+                answerable_done: watch::Sender::new(false),
                 reconnects: AtomicU64::new(0),
                 repeats: AtomicU64::new(0),
             }));
         }
-        let listeners: Vec<_> = scenes
+        let listeners: Vec<_> = test_sessions
             .iter()
-            .map(|scene| tokio::spawn(scene.clone().listen()))
+            .map(|test_session| tokio::spawn(test_session.clone().run_caller()))
             .collect();
-        // Whoever is there at the beginning may leave; nobody comes too late.
-        settles("every caller to be there", || async {
-            let held = self.server.footprint().await.map_err(|e| e.to_string())?.held;
+        // Begin when every caller is present: a call without a present caller fails at once.
+        wait_until("every caller to be there", || async {
+            let held = self
+                .server
+                .footprint()
+                .await
+                .map_err(|e| e.to_string())?
+                .caller_connections;
             (held == SESSIONS).then_some(()).ok_or(format!("{held} are"))
         })
         .await?;
-        let agents = scenes.iter().map(|scene| {
-            let scene = scene.clone();
-            async move { tokio::spawn(async move { scene.agent().await }).await? }
+        let agents = test_sessions.iter().map(|test_session| {
+            let test_session = test_session.clone();
+            async move { tokio::spawn(async move { test_session.run_agent().await }).await? }
         });
         let endings = try_join_all(agents).await?;
         for listener in listeners {
@@ -465,15 +478,19 @@ impl Field {
             endings.iter().map(Vec::len).sum::<usize>(),
             started.elapsed().as_secs_f64()
         );
-        for (scene, endings) in scenes.iter().zip(&endings) {
-            scene.compare(self.server.admin(), endings).await?;
+        for (test_session, endings) in test_sessions.iter().zip(&endings) {
+            test_session.check_log(self.server.admin(), endings).await?;
         }
-        let count = |ending: Ending| endings.iter().flatten().filter(|e| **e == ending).count();
-        let sum =
-            |of: fn(&Scene) -> &AtomicU64| scenes.iter().map(|s| of(s).load(Ordering::Relaxed)).sum::<u64>();
-        let (answered, failed) = (count(Ending::Answered), count(Ending::Failed));
-        let (timeout, cancelled) = (count(Ending::Timeout), count(Ending::Cancelled));
-        let lost = count(Ending::Lost);
+        let count = |ending: ObservedEnding| endings.iter().flatten().filter(|e| **e == ending).count();
+        let sum = |of: fn(&LoadTestSession) -> &AtomicU64| {
+            test_sessions
+                .iter()
+                .map(|s| of(s).load(Ordering::Relaxed))
+                .sum::<u64>()
+        };
+        let (answered, failed) = (count(ObservedEnding::Answered), count(ObservedEnding::Failed));
+        let (timeout, cancelled) = (count(ObservedEnding::Timeout), count(ObservedEnding::Cancelled));
+        let lost = count(ObservedEnding::Lost);
         let (reconnects, repeats) = (sum(|s| &s.reconnects), sum(|s| &s.repeats));
         println!(
             "{answered} answered, {failed} failed, {timeout} timed out, {lost} lost, {cancelled} cancelled"
@@ -489,11 +506,11 @@ impl Field {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_call_ends_once_with_its_own_answer_or_a_true_error() -> Result<()> {
-    let mut field = Field::start(seed()).await?;
-    let before = field.server.at_rest().await?;
-    field.storm().await?;
-    let after = field.server.nothing_left(before).await?;
+async fn every_call_ends_once_with_its_own_answer_or_a_correct_error() -> Result<()> {
+    let mut fixture = LoadTestFixture::start(seed()).await?;
+    let before = fixture.server.wait_at_rest().await?;
+    fixture.run_all_calls().await?;
+    let after = fixture.server.check_nothing_left(before).await?;
     println!("before {before:?}\nafter  {after:?}");
-    field.server.stop().await
+    fixture.server.stop().await
 }

@@ -1,11 +1,11 @@
-//! SPECIFICATION.md keeps its word: every row names a test, and every test it names exists.
+//! Every row of SPECIFICATION.md names a test, and every test it names exists.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use std::{collections::HashMap, fs, path::Path};
 
-/// Where a test named in SPECIFICATION.md is, if it is anywhere.
-fn missing(
+/// Why a test named in SPECIFICATION.md cannot be found; `None` if it exists.
+fn find_missing_test(
     root: &Path,
     file: &str,
     name: Option<&str>,
@@ -55,12 +55,12 @@ fn every_test_named_in_the_specification_exists() {
                 Some((file, name)) => (file, Some(name)),
                 None => (one, None),
             };
-            // The file of the row above.
+            // `…` stands for the file named before it.
             let file = if file == "…" { last } else { Some(file) };
             last = file;
             named += 1;
             match file {
-                Some(file) => wrong.extend(missing(root, file, name, &mut read)),
+                Some(file) => wrong.extend(find_missing_test(root, file, name, &mut read)),
                 None => wrong.push(format!("{one}: of which file?")),
             }
         }

@@ -1,25 +1,25 @@
-//! The console and the release programs.
+//! Builds the console and the release programs, and runs the commands that need them.
 
 use std::{os::unix::process::CommandExt, path::Path, process::Command};
 
 use anyhow::{Context, Result};
 
 use crate::{
+    process::{find_on_path, run},
     setup,
-    sh::{find, run},
 };
 
-/// The console, from `ui/` into `ui/dist`, where the server's build embeds it.
-pub(crate) fn console(root: &Path) -> Result<()> {
+/// Builds the console from `ui/` into `ui/dist`, from where the server's build embeds it.
+pub(crate) fn build_console(root: &Path) -> Result<()> {
     let ui = root.join("ui");
-    setup::npm(&ui)?;
+    setup::npm_install(&ui)?;
     run(&ui, "npm", &["run", "--silent", "build"])
 }
 
-/// All programs, optimised, into `target/release`.
-pub(crate) fn release(root: &Path) -> Result<()> {
-    if find("npm").is_some() {
-        console(root)?;
+/// Builds all programs, optimised, into `target/release`.
+pub(crate) fn build_release(root: &Path) -> Result<()> {
+    if find_on_path("npm").is_some() {
+        build_console(root)?;
     } else {
         eprintln!("npm is missing: building without the console (install Node.js and run this again)");
     }
@@ -32,17 +32,17 @@ pub(crate) fn release(root: &Path) -> Result<()> {
             "-p",
             "oubliette",
             "-p",
-            "oubliette-bridge",
+            "oubliette-client",
             "-p",
             "oubliette-agent",
         ],
     )?;
-    static_client(root)
+    build_static_client(root)
 }
 
-/// `oubliette-client` again, linked statically: it then starts in any container. Only its last step is done
-/// anew; `-C` after `--` reaches no other crate.
-fn static_client(root: &Path) -> Result<()> {
+/// Links `oubliette-client` again, statically, so that it starts in any container. Options after `--` reach only
+/// this crate, so nothing else is rebuilt.
+fn build_static_client(root: &Path) -> Result<()> {
     if !cfg!(all(target_os = "linux", target_env = "gnu")) {
         return Ok(());
     }
@@ -50,7 +50,7 @@ fn static_client(root: &Path) -> Result<()> {
         "rustc",
         "--release",
         "-p",
-        "oubliette-bridge",
+        "oubliette-client",
         "--bin",
         "oubliette-client",
     ];
@@ -58,22 +58,22 @@ fn static_client(root: &Path) -> Result<()> {
     run(root, "cargo", &[&build[..], &linked[..]].concat())
 }
 
-/// Builds and becomes `oubliette up`.
-pub(crate) fn up(root: &Path, args: &[String]) -> Result<()> {
-    if let Err(error) = setup::system(&[("bwrap", "bubblewrap"), ("git", "git")]) {
+/// Builds, then replaces this process with `oubliette up`.
+pub(crate) fn run_up(root: &Path, args: &[String]) -> Result<()> {
+    if let Err(error) = setup::install_system_packages(&[("bwrap", "bubblewrap"), ("git", "git")]) {
         eprintln!("warning: {error:#}");
     }
-    release(root)?;
+    build_release(root)?;
     let program = root.join("target/release/oubliette");
     let failed = Command::new(&program).arg("up").args(args).exec();
     Err(failed).with_context(|| format!("cannot run {}", program.display()))
 }
 
 /// Builds and runs the bench program.
-pub(crate) fn bench(root: &Path, args: &[String]) -> Result<()> {
-    setup::system(&[("bwrap", "bubblewrap")])?;
-    setup::node(root)?;
-    release(root)?;
+pub(crate) fn run_bench(root: &Path, args: &[String]) -> Result<()> {
+    setup::install_system_packages(&[("bwrap", "bubblewrap")])?;
+    setup::install_node_packages(root)?;
+    build_release(root)?;
     let base = ["run", "--release", "--quiet", "-p", "oubliette-bench", "--"];
     let all: Vec<&str> = base.into_iter().chain(args.iter().map(String::as_str)).collect();
     run(root, "cargo", &all)

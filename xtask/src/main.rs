@@ -1,14 +1,14 @@
-//! `cargo xtask up | test | bench`: the commands of README, each doing all its own set-up.
+//! `cargo xtask up | build | setup | test | bench`: the commands of README, each with its own set-up.
 //!
-//! - [`sh`]: running programs, and telling how each step went.
-//! - [`setup`]: what the tests need on a fresh machine, installed when it can be.
+//! - [`process`]: running programs, and recording how each step ended.
+//! - [`setup`]: installing what the tests need on a fresh machine.
 //! - [`build`]: the console and the release programs.
-//! - [`check`]: everything `cargo xtask test` runs.
+//! - [`test_steps`]: the steps of `cargo xtask test`.
 
 mod build;
-mod check;
+mod process;
 mod setup;
-mod sh;
+mod test_steps;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -16,13 +16,13 @@ use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Builds, runs, tests and measures Oubliette.")]
-struct Cli {
+struct XtaskCli {
     #[command(subcommand)]
-    command: Command,
+    command: XtaskCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum XtaskCommand {
     /// Build the release programs and run `oubliette up`: home, token and server in one go.
     Up {
         /// Passed on to `oubliette up`, for example `--listen 127.0.0.1:9000`.
@@ -50,12 +50,12 @@ enum Command {
 fn main() -> ExitCode {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let root = root.canonicalize().unwrap_or(root);
-    let done = match Cli::parse().command {
-        Command::Up { args } => build::up(&root, &args),
-        Command::Build => build::release(&root),
-        Command::Setup => setup::all(&root),
-        Command::Test { only } => check::run_steps(&root, only.as_deref()),
-        Command::Bench { args } => build::bench(&root, &args),
+    let done = match XtaskCli::parse().command {
+        XtaskCommand::Up { args } => build::run_up(&root, &args),
+        XtaskCommand::Build => build::build_release(&root),
+        XtaskCommand::Setup => setup::install_all(&root),
+        XtaskCommand::Test { only } => test_steps::run_steps(&root, only.as_deref()),
+        XtaskCommand::Bench { args } => build::run_bench(&root, &args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,24 +1,24 @@
-//! What the tests need on a fresh machine: installed when it can be, named exactly when it cannot.
+//! Installs what the tests need on a fresh machine; where it cannot, the error names the packages.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::sh::{find, run};
+use crate::process::{find_on_path, run};
 
-/// Everything.
-pub(crate) fn all(root: &Path) -> Result<()> {
-    system(&[("bwrap", "bubblewrap"), ("chromium", "chromium"), ("git", "git")])?;
-    node(root)?;
-    python(root).map(drop)?;
-    deny(root).map(drop)
+/// Installs everything.
+pub(crate) fn install_all(root: &Path) -> Result<()> {
+    install_system_packages(&[("bwrap", "bubblewrap"), ("chromium", "chromium"), ("git", "git")])?;
+    install_node_packages(root)?;
+    install_python_packages(root).map(drop)?;
+    install_cargo_deny(root).map(drop)
 }
 
-/// Programs that come from the system's packages: `(program, package)`.
-pub(crate) fn system(needed: &[(&str, &str)]) -> Result<()> {
+/// Installs missing programs from the system's packages; `needed` has pairs of program and package.
+pub(crate) fn install_system_packages(needed: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<&str> = needed
         .iter()
-        .filter(|(program, _)| find(program).is_none())
+        .filter(|(program, _)| find_on_path(program).is_none())
         .map(|(_, package)| *package)
         .collect();
     if missing.is_empty() {
@@ -28,7 +28,7 @@ pub(crate) fn system(needed: &[(&str, &str)]) -> Result<()> {
         "install them, for example: sudo apt-get install {}",
         missing.join(" ")
     );
-    let Some(apt) = find("apt-get") else {
+    let Some(apt) = find_on_path("apt-get") else {
         bail!("these packages are missing: {}; {by_hand}", missing.join(", "));
     };
     let apt = apt.to_string_lossy().into_owned();
@@ -47,15 +47,15 @@ pub(crate) fn system(needed: &[(&str, &str)]) -> Result<()> {
     apt_get(&install).context(by_hand)
 }
 
-/// The npm packages of the end-to-end tests.
-pub(crate) fn node(root: &Path) -> Result<()> {
-    npm(&root.join("tests/node"))
+/// Installs the npm packages of the end-to-end tests.
+pub(crate) fn install_node_packages(root: &Path) -> Result<()> {
+    npm_install(&root.join("tests/node"))
 }
 
-/// Installs what a folder's lock file says, unless that was done already. Not `npm ci`: it refuses locks
-/// that leave out other platforms' optional packages.
-pub(crate) fn npm(dir: &Path) -> Result<()> {
-    if find("npm").is_none() {
+/// Installs the packages of a folder's lock file, unless that version of it is installed. Not `npm ci`, which
+/// refuses lock files without the optional packages of other platforms.
+pub(crate) fn npm_install(dir: &Path) -> Result<()> {
+    if find_on_path("npm").is_none() {
         bail!("npm is missing: install Node.js 20 or later, for example: sudo apt-get install nodejs npm");
     }
     let lock = std::fs::read(dir.join("package-lock.json"))
@@ -78,8 +78,8 @@ pub(crate) fn npm(dir: &Path) -> Result<()> {
     std::fs::write(stamp, lock).context("cannot note what was installed")
 }
 
-/// A virtual environment with the Python packages of the end-to-end tests; its interpreter.
-pub(crate) fn python(root: &Path) -> Result<PathBuf> {
+/// Creates a virtual environment with the Python packages of the end-to-end tests; returns its interpreter.
+pub(crate) fn install_python_packages(root: &Path) -> Result<PathBuf> {
     let venv = root.join("target/venv");
     let python = venv.join("bin/python");
     let wanted = std::fs::read(root.join("tests/python/requirements.txt"))?;
@@ -87,7 +87,7 @@ pub(crate) fn python(root: &Path) -> Result<PathBuf> {
     if python.exists() && std::fs::read(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(python);
     }
-    if find("python3").is_none() {
+    if find_on_path("python3").is_none() {
         bail!("python3 is missing: sudo apt-get install python3 python3-venv");
     }
     let venv_text = venv.to_string_lossy().into_owned();
@@ -103,17 +103,17 @@ pub(crate) fn python(root: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// `cargo deny`, built once into target/tools when it is not installed.
-pub(crate) fn deny(root: &Path) -> Result<PathBuf> {
+/// The path of `cargo-deny`, which is built into target/tools if it is not installed.
+pub(crate) fn install_cargo_deny(root: &Path) -> Result<PathBuf> {
     const VERSION: &str = "0.20.2";
-    if let Some(installed) = find("cargo-deny") {
+    if let Some(installed) = find_on_path("cargo-deny") {
         return Ok(installed);
     }
     let tools = root.join("target/tools");
     let program = tools.join("bin/cargo-deny");
     if !program.exists() {
         let tools = tools.to_string_lossy().into_owned();
-        // A debug build: it runs once for a second, and compiles in a third of the time.
+        // A debug build: it compiles in a third of the time, and runs only for a second.
         run(
             root,
             "cargo",

@@ -1,4 +1,4 @@
-//! An ACP agent that knows one thing: when the first byte of `initialize` reached it.
+//! An ACP agent whose answer is the time at which the first byte of `initialize` reached it.
 
 use std::io::{BufRead, Read, Write};
 
@@ -26,17 +26,17 @@ pub(crate) fn run() -> Result<()> {
             Some("session/prompt") => {
                 let content = json!({"type": "text", "text": at.to_string()});
                 let update = json!({"sessionUpdate": "agent_message_chunk", "content": content});
-                say(&json!({"jsonrpc": "2.0", "method": "session/update",
+                write_message(&json!({"jsonrpc": "2.0", "method": "session/update",
                             "params": {"sessionId": params["sessionId"], "update": update}}))?;
                 json!({"stopReason": "end_turn"})
             }
             _ => continue,
         };
-        say(&json!({"jsonrpc": "2.0", "id": message["id"], "result": result}))?;
+        write_message(&json!({"jsonrpc": "2.0", "id": message["id"], "result": result}))?;
     }
 }
 
-fn say(message: &Value) -> Result<()> {
+fn write_message(message: &Value) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{message}")?;
     Ok(out.flush()?)

@@ -1,4 +1,4 @@
-//! The bare echo server: rmcp and nothing else, over stdio or over HTTP.
+//! The bare MCP echo server: rmcp without anything around it, over stdio or over HTTP.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,33 +18,36 @@ use rmcp::{
 use serde_json::{Map, Value, json};
 
 #[derive(Clone)]
-struct Echo;
+struct EchoServer;
 
-/// Arguments: a tag that tells this one from others, and how long it takes to start.
-pub(crate) fn stdio(arguments: &[String]) -> Result<()> {
+/// Arguments: a tag that distinguishes this process in `/proc`, and a start-up delay in milliseconds.
+pub(crate) fn serve_stdio(arguments: &[String]) -> Result<()> {
     let delay = arguments.get(1).and_then(|ms| ms.parse().ok()).unwrap_or(0);
     std::thread::sleep(Duration::from_millis(delay));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let service = Echo.serve(rmcp::transport::io::stdio_pipes()).await?;
+        let service = EchoServer.serve(rmcp::transport::io::stdio_pipes()).await?;
         service.waiting().await?;
         Ok(())
     })
 }
 
-pub(crate) fn http() -> Result<()> {
-    super::serve(|| {
-        // As ours is configured, so that only what ours does on top makes the difference.
+pub(crate) fn serve_http() -> Result<()> {
+    super::serve_until_stdin_ends(|| {
+        // Configured as Oubliette's own endpoint is, so that only Oubliette's extra work makes the difference.
         let config = StreamableHttpServerConfig::default().with_json_response(true);
-        let service =
-            StreamableHttpService::new(|| Ok(Echo), Arc::new(LocalSessionManager::default()), config);
+        let service = StreamableHttpService::new(
+            || Ok(EchoServer),
+            Arc::new(LocalSessionManager::default()),
+            config,
+        );
         Router::new().nest_service("/mcp", service)
     })
 }
 
-impl ServerHandler for Echo {
+impl ServerHandler for EchoServer {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
     }
@@ -57,7 +60,7 @@ impl ServerHandler for Echo {
         let schema: Map<String, Value> = Map::from_iter([("type".to_owned(), json!("object"))]);
         Ok(ListToolsResult::with_all_items(vec![Tool::new(
             "echo",
-            "Says what it is told.",
+            "Returns its text.",
             schema,
         )]))
     }

@@ -1,22 +1,22 @@
-//! What this program is when it is started as something else: the bare things that ours is measured against,
-//! and the agent and tool server that ours runs.
+//! The other roles of this program, chosen by its first argument: the bare servers that Oubliette is compared
+//! with, and the agent and the tool server that Oubliette runs.
 
 mod agent;
+mod bare_http;
 mod echo;
-mod floor;
 
 use std::process::ExitCode;
 
 use axum::serve::ListenerExt;
 
-/// Plays a part, if the first argument names one.
-pub(crate) fn play(arguments: &[String]) -> Option<ExitCode> {
+/// Runs the actor that the first argument names, if it names one.
+pub(crate) fn run_actor(arguments: &[String]) -> Option<ExitCode> {
     let rest = arguments.get(1..).unwrap_or_default();
     let done = match arguments.first()?.as_str() {
         "as-agent" => agent::run(),
-        "as-echo" => echo::stdio(rest),
-        "as-echo-http" => echo::http(),
-        "as-floor" => floor::run(),
+        "as-echo" => echo::serve_stdio(rest),
+        "as-echo-http" => echo::serve_http(),
+        "as-floor" => bare_http::run(),
         _ => return None,
     };
     Some(match done {
@@ -28,8 +28,8 @@ pub(crate) fn play(arguments: &[String]) -> Option<ExitCode> {
     })
 }
 
-/// Serves a router on a port of its own, said on stdout, until stdin ends.
-fn serve(router: impl FnOnce() -> axum::Router) -> anyhow::Result<()> {
+/// Serves a router on a free port, whose address it prints on stdout, until stdin ends.
+fn serve_until_stdin_ends(router: impl FnOnce() -> axum::Router) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -48,7 +48,7 @@ fn serve(router: impl FnOnce() -> axum::Router) -> anyhow::Result<()> {
         }
         anyhow::Ok(())
     })?;
-    // The read of stdin may still block.
+    // The blocking read of stdin may still be running.
     runtime.shutdown_background();
     Ok(())
 }

@@ -1,79 +1,86 @@
-//! The server by itself: how soon it is ready, what it holds, what a call and a long list cost.
+//! The server by itself: time until ready, idle memory, the cost of a call and of long lists.
 
 use anyhow::Result;
 use serde_json::json;
 
-use super::Effort;
+use super::BenchEffort;
 use crate::{
-    bare,
-    home::{Home, Server},
-    mcp::{Mcp, Revision},
+    baseline,
+    home::{BenchHome, BenchServer},
+    mcp::{BenchMcpRevision, McpHttpClient},
     procs,
-    report::{Report, Target},
-    stats::{Times, side_by_side, timed},
+    report::{BenchReport, BenchTarget},
+    stats::{TimingSamples, time_each, time_interleaved},
 };
 
 const NAME: &str = "foundation";
 
-pub(crate) async fn run(report: &mut Report, effort: Effort) -> Result<()> {
-    let home = Home::new("").await?;
-    home.talker("talker")?;
+pub(crate) async fn run(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
+    let home = BenchHome::new("").await?;
+    home.write_talker_agent("talker")?;
     let server = home.start().await?;
-    server.rest().await?.project("one", json!({})).await?;
+    server
+        .connect_rest()
+        .await?
+        .create_project("one", json!({}))
+        .await?;
     server.stop().await?;
 
-    start(report, effort, &home).await?;
+    measure_start(report, effort, &home).await?;
     let server = home.start().await?;
-    memory(report, &server).await?;
-    calls(report, effort, &server).await?;
+    measure_memory(report, &server).await?;
+    measure_calls(report, effort, &server).await?;
     server.stop().await?;
-    Box::pin(lists(report, effort)).await
+    Box::pin(measure_lists(report, effort)).await
 }
 
-async fn start(report: &mut Report, effort: Effort, home: &Home) -> Result<()> {
-    let mut times = Times::default();
-    for _ in 0..effort.of(20) {
+async fn measure_start(report: &mut BenchReport, effort: BenchEffort, home: &BenchHome) -> Result<()> {
+    let mut times = TimingSamples::default();
+    for _ in 0..effort.scale(20) {
         let server = home.spawn().await?;
-        times.push(server.ready().await?);
+        times.push(server.wait_ready().await?);
         server.stop().await?;
     }
     let note = format!("p95 {:.0} ms, {} starts", times.p95(), times.len());
-    report.row(
+    report.add_row(
         NAME,
         "start of the process to `/ready`, p50",
         times.p50(),
         "ms",
-        Target::AtMost(150.0),
+        BenchTarget::AtMost(150.0),
         note,
     );
     Ok(())
 }
 
-async fn memory(report: &mut Report, server: &Server) -> Result<()> {
-    let memory = procs::settled(server.pid).await?;
+async fn measure_memory(report: &mut BenchReport, server: &BenchServer) -> Result<()> {
+    let memory = procs::memory_once_stable(server.pid).await?;
     let note = format!(
         "resident, the program's own pages with it; proportional {:.1} MiB",
         memory.pss / 1024.0
     );
-    report.row(
+    report.add_row(
         NAME,
         "idle memory",
         memory.rss / 1024.0,
         "MiB",
-        Target::AtMost(20.0),
+        BenchTarget::AtMost(20.0),
         note,
     );
     Ok(())
 }
 
-async fn calls(report: &mut Report, effort: Effort, server: &Server) -> Result<()> {
-    let bare = bare::http("as-echo-http").await?;
-    for (revision, what) in [(Revision::Legacy, "stateful"), (Revision::Modern, "stateless")] {
-        let mut ours = Mcp::open(server.address, "/mcp", &server.token, revision).await?;
-        let mut echo = Mcp::open(bare.address, "/mcp", "", revision).await?;
+async fn measure_calls(report: &mut BenchReport, effort: BenchEffort, server: &BenchServer) -> Result<()> {
+    let bare = baseline::start_http_server("as-echo-http").await?;
+    for (revision, what) in [
+        (BenchMcpRevision::Legacy, "stateful"),
+        (BenchMcpRevision::Modern, "stateless"),
+    ] {
+        let mut ours = McpHttpClient::open(server.address, "/mcp", &server.token, revision).await?;
+        let mut echo = McpHttpClient::open(bare.address, "/mcp", "", revision).await?;
         let (none, text) = (json!({}), json!({"text": "hello"}));
-        let (ours, floor) = side_by_side(
-            effort.of(40),
+        let (ours, floor) = time_interleaved(
+            effort.scale(40),
             100,
             async || ours.call("project_list", &none).await,
             async || echo.call("echo", &text).await,
@@ -81,32 +88,32 @@ async fn calls(report: &mut Report, effort: Effort, server: &Server) -> Result<(
         .await?;
         let note = format!("p50 {:.3} ms against {:.3} ms", ours.p50(), floor.p50());
         let what = format!("`project_list` over `/mcp` ({what}) to a bare rmcp echo");
-        report.row(
+        report.add_row(
             NAME,
             what,
             ours.p50() / floor.p50(),
             "×",
-            Target::AtMost(1.5),
+            BenchTarget::AtMost(1.5),
             note,
         );
     }
     Ok(())
 }
 
-async fn lists(report: &mut Report, effort: Effort) -> Result<()> {
+async fn measure_lists(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
     const AT_ONCE: usize = 8;
-    let (projects, agents) = (effort.of(10_000), effort.of(1000));
-    let home = Home::new("").await?;
+    let (projects, agents) = (effort.scale(10_000), effort.scale(1000));
+    let home = BenchHome::new("").await?;
     for n in 0..agents {
-        home.talker(&format!("agent-{n:04}"))?;
+        home.write_talker_agent(&format!("agent-{n:04}"))?;
     }
     let server = home.start().await?;
     let mut makers = Vec::new();
     for maker in 0..AT_ONCE {
-        let mut rest = server.rest().await?;
+        let mut rest = server.connect_rest().await?;
         makers.push(async move {
             for n in (maker..projects).step_by(AT_ONCE) {
-                rest.call(
+                rest.call_unparsed(
                     "project_create",
                     &json!({"name": format!("project {n}")}).to_string(),
                 )
@@ -118,17 +125,17 @@ async fn lists(report: &mut Report, effort: Effort) -> Result<()> {
     let begun = crate::clock::now();
     futures::future::try_join_all(makers).await?;
     let took = crate::clock::since(begun);
-    report.row(
+    report.add_row(
         NAME,
         format!("making {projects} projects"),
         projects as f64 / took.as_secs_f64(),
         "/s",
-        Target::None,
+        BenchTarget::None,
         format!("{AT_ONCE} at once, each with its workspace"),
     );
 
-    let mut rest = server.rest().await?;
-    let mut pages = Times::default();
+    let mut rest = server.connect_rest().await?;
+    let mut pages = TimingSamples::default();
     let mut cursor = None;
     loop {
         let mut page = None;
@@ -136,8 +143,8 @@ async fn lists(report: &mut Report, effort: Effort) -> Result<()> {
             None => json!({}),
             Some(cursor) => json!({ "cursor": cursor }),
         };
-        let time = timed(1, async || {
-            page = Some(rest.tool("project_list", arguments.clone()).await?);
+        let time = time_each(1, async || {
+            page = Some(rest.call_tool("project_list", arguments.clone()).await?);
             Ok(())
         });
         pages.extend(time.await?);
@@ -151,30 +158,33 @@ async fn lists(report: &mut Report, effort: Effort) -> Result<()> {
         pages.len(),
         pages.p50()
     );
-    report.row(
+    report.add_row(
         NAME,
         format!("a page of {projects} projects"),
         pages.percentile(100.0),
         "ms",
-        Target::AtMost(20.0),
+        BenchTarget::AtMost(20.0),
         note,
     );
 
-    let times = timed(effort.of(50), async || rest.call("agent_list", "{}").await).await?;
+    let times = time_each(effort.scale(50), async || {
+        rest.call_unparsed("agent_list", "{}").await
+    })
+    .await?;
     let note = format!("the slowest of {}; p50 {:.2} ms", times.len(), times.p50());
-    report.row(
+    report.add_row(
         NAME,
         format!("a page of {agents} agents"),
         times.percentile(100.0),
         "ms",
-        Target::AtMost(20.0),
+        BenchTarget::AtMost(20.0),
         note,
     );
     drop(rest);
     server.stop().await?;
     let server = home.spawn().await?;
-    let took = server.ready().await?;
+    let took = server.wait_ready().await?;
     let what = format!("start with {projects} projects and {agents} agents");
-    report.row(NAME, what, crate::stats::ms(took), "ms", Target::None, "");
+    report.add_row(NAME, what, crate::stats::ms(took), "ms", BenchTarget::None, "");
     server.stop().await
 }

@@ -1,68 +1,73 @@
-//! What is measured.
+//! The benchmark suites.
 
 mod foundation;
 mod orchestration;
-mod own;
+mod own_tools;
 mod peers;
 mod relay;
 mod sessions;
 
 use anyhow::Result;
 
-use crate::report::Report;
+use crate::report::BenchReport;
 
-/// How much work goes into a number.
+/// How many repetitions a measurement has.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Effort {
+pub(crate) enum BenchEffort {
     Full,
     Quick,
 }
 
-impl Effort {
-    /// So many, or a tenth.
-    pub(crate) fn of(self, full: usize) -> usize {
+impl BenchEffort {
+    /// `full` repetitions, or a tenth of them (at least 3) in a quick run.
+    pub(crate) fn scale(self, full: usize) -> usize {
         match self {
-            Effort::Full => full,
-            Effort::Quick => (full / 10).max(3),
+            BenchEffort::Full => full,
+            BenchEffort::Quick => (full / 10).max(3),
         }
     }
 }
 
-/// A suite.
+/// A benchmark suite.
 #[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
-pub(crate) enum Suite {
-    /// Start, memory, lists, the cost of a call.
+pub(crate) enum BenchSuite {
+    /// Server start, memory, long lists, the cost of a call.
     Foundation,
-    /// Start of an agent, the event log, many sessions.
+    /// Agent start, the event log, many sessions.
     Sessions,
     /// Tools that callers lend.
     Relay,
-    /// Oubliette's own tools from inside.
+    /// Oubliette's own tools, called from inside a sandbox.
     Own,
-    /// Tool servers, contexts, switches, names.
+    /// Tool servers, context builds, agent switches, name resolution.
     Orchestration,
     /// The tool plane beside other MCP proxies.
     Peers,
 }
 
-impl Suite {
-    pub(crate) const ALL: [Suite; 6] = [
-        Suite::Foundation,
-        Suite::Sessions,
-        Suite::Relay,
-        Suite::Own,
-        Suite::Orchestration,
-        Suite::Peers,
+impl BenchSuite {
+    pub(crate) const ALL: [BenchSuite; 6] = [
+        BenchSuite::Foundation,
+        BenchSuite::Sessions,
+        BenchSuite::Relay,
+        BenchSuite::Own,
+        BenchSuite::Orchestration,
+        BenchSuite::Peers,
     ];
 
-    pub(crate) async fn run(self, report: &mut Report, effort: Effort, install: bool) -> Result<()> {
+    pub(crate) async fn run(
+        self,
+        report: &mut BenchReport,
+        effort: BenchEffort,
+        install: bool,
+    ) -> Result<()> {
         match self {
-            Suite::Foundation => Box::pin(foundation::run(report, effort)).await,
-            Suite::Sessions => Box::pin(sessions::run(report, effort)).await,
-            Suite::Relay => Box::pin(relay::run(report, effort)).await,
-            Suite::Own => Box::pin(own::run(report, effort)).await,
-            Suite::Orchestration => Box::pin(orchestration::run(report, effort)).await,
-            Suite::Peers => Box::pin(peers::run(report, effort, install)).await,
+            BenchSuite::Foundation => Box::pin(foundation::run(report, effort)).await,
+            BenchSuite::Sessions => Box::pin(sessions::run(report, effort)).await,
+            BenchSuite::Relay => Box::pin(relay::run(report, effort)).await,
+            BenchSuite::Own => Box::pin(own_tools::run(report, effort)).await,
+            BenchSuite::Orchestration => Box::pin(orchestration::run(report, effort)).await,
+            BenchSuite::Peers => Box::pin(peers::run(report, effort, install)).await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions: how soon an agent hears, what the log bears, what many of them cost.
+//! Sessions: time until an agent gets its first byte, throughput of the event log, memory of many sessions.
 
 use std::{
     path::Path,
@@ -10,48 +10,48 @@ use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, future::try_join_all};
 use oubliette_protocol::{
     SessionId,
-    event::{EventBody, Status},
+    event::{EventBody, SessionStatus},
 };
 use oubliette_store::{SessionRow, Store};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use super::Effort;
+use super::BenchEffort;
 use crate::{
     clock,
-    home::{Home, Rest, Server, own, text},
+    home::{BenchHome, BenchServer, RestClient, own_program, text_field},
     procs,
-    report::{Report, Target},
-    stats::{Times, ms},
+    report::{BenchReport, BenchTarget},
+    stats::{TimingSamples, ms},
 };
 
 const NAME: &str = "sessions";
-const BARE: &str = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --uid 1000 --gid 1000 \
+const BARE_BWRAP_ARGS: &str = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --uid 1000 --gid 1000 \
                     --die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp true";
 
-pub(crate) async fn run(report: &mut Report, effort: Effort) -> Result<()> {
-    first_byte(report, effort).await?;
-    appends(report, effort).await?;
-    Box::pin(replay(report, effort)).await?;
-    Box::pin(idle(report, effort, Sleep::Never)).await?;
-    Box::pin(idle(report, effort, Sleep::Soon)).await?;
-    Box::pin(running(report, effort)).await
+pub(crate) async fn run(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
+    measure_first_byte(report, effort).await?;
+    measure_appends(report, effort).await?;
+    Box::pin(measure_replay(report, effort)).await?;
+    Box::pin(measure_idle_memory(report, effort, IdlePolicy::KeepAgent)).await?;
+    Box::pin(measure_idle_memory(report, effort, IdlePolicy::StopAgent)).await?;
+    Box::pin(measure_running_sessions(report, effort)).await
 }
 
-async fn first_byte(report: &mut Report, effort: Effort) -> Result<()> {
-    let home = Home::new("").await?;
-    let own = own()?;
+async fn measure_first_byte(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
+    let home = BenchHome::new("").await?;
+    let own = own_program()?;
     let programs = Path::new(&own).parent().context("no directory")?;
     let runtime = json!({"kind": "acp", "command": [own, "as-agent"], "read_only": [programs]});
-    home.agent("listener", json!({ "runtime": runtime }), None)?;
+    home.write_agent("listener", json!({ "runtime": runtime }), None)?;
     let server = home.start().await?;
-    let mut rest = server.rest().await?;
-    let project = rest.project("one", json!({})).await?;
-    let (mut ours, mut bare) = (Times::default(), Times::default());
-    for round in 0..effort.of(100) {
+    let mut rest = server.connect_rest().await?;
+    let project = rest.create_project("one", json!({})).await?;
+    let (mut ours, mut bare) = (TimingSamples::default(), TimingSamples::default());
+    for round in 0..effort.scale(100) {
         let begun = clock::now();
         let status = Command::new("bwrap")
-            .args(BARE.split_whitespace())
+            .args(BARE_BWRAP_ARGS.split_whitespace())
             .stdin(Stdio::null())
             .status()
             .await?;
@@ -60,15 +60,15 @@ async fn first_byte(report: &mut Report, effort: Effort) -> Result<()> {
 
         let begun = clock::now();
         let reply = rest
-            .tool(
+            .call_tool(
                 "session_message",
                 json!({"project_id": project, "agent": "listener", "message": "when?", "wait": true}),
             )
             .await?;
-        let heard: u64 = text(&reply, "text")?.trim().parse().context("no time")?;
-        rest.tool("session_end", json!({"session_id": reply["session_id"]}))
+        let heard: u64 = text_field(&reply, "text")?.trim().parse().context("no time")?;
+        rest.call_tool("session_end", json!({"session_id": reply["session_id"]}))
             .await?;
-        // The first of each finds nothing in the caches.
+        // The first round is warm-up: its caches are cold.
         if round > 0 {
             bare.push(took);
             ours.push(clock::between(begun, heard));
@@ -76,51 +76,51 @@ async fn first_byte(report: &mut Report, effort: Effort) -> Result<()> {
     }
     let what = "`session_message` to the agent's first byte of `initialize`";
     let note = format!("{} sessions", ours.len());
-    report.row(
+    report.add_row(
         NAME,
         format!("{what}, p50"),
         ours.p50(),
         "ms",
-        Target::AtMost(60.0),
+        BenchTarget::AtMost(60.0),
         note,
     );
-    report.row(
+    report.add_row(
         NAME,
         format!("{what}, p95"),
         ours.p95(),
         "ms",
-        Target::AtMost(120.0),
+        BenchTarget::AtMost(120.0),
         "",
     );
     let note = format!("p50 {:.1} ms, spawned and waited for", bare.p50());
-    report.row(
+    report.add_row(
         NAME,
         "the same to bare `bwrap … true`",
         ours.p50() / bare.p50(),
         "×",
-        Target::AtMost(3.0),
+        BenchTarget::AtMost(3.0),
         note,
     );
     server.stop().await
 }
 
-fn delta() -> EventBody {
+fn delta_event() -> EventBody {
     EventBody::Delta {
         text: "a piece of text as an agent streams it, ".repeat(3),
     }
 }
 
-async fn appends(report: &mut Report, effort: Effort) -> Result<()> {
+async fn measure_appends(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
     const SESSIONS: usize = 50;
     let dir = tempfile::tempdir()?;
     let store = Store::open(&dir.path().join("oubliette.db")).await?;
-    let (begun, long) = (Instant::now(), Duration::from_millis(effort.of(5000) as u64));
+    let (begun, long) = (Instant::now(), Duration::from_millis(effort.scale(5000) as u64));
     let writers = (0..SESSIONS).map(|_| {
         let log = store.events().clone();
         tokio::spawn(async move {
             let (session, mut appended) = (SessionId::generate(), 0);
             while begun.elapsed() < long {
-                log.append(&session, vec![delta()]).await?;
+                log.append(&session, vec![delta_event()]).await?;
                 appended += 1;
             }
             anyhow::Ok(appended)
@@ -132,80 +132,83 @@ async fn appends(report: &mut Report, effort: Effort) -> Result<()> {
     }
     let rate = f64::from(appended) / begun.elapsed().as_secs_f64();
     let note = "one event an append, each waited for";
-    report.row(
+    report.add_row(
         NAME,
         "events appended durably by 50 sessions",
         rate,
         "/s",
-        Target::AtLeast(10_000.0),
+        BenchTarget::AtLeast(10_000.0),
         note,
     );
     store.close().await;
     Ok(())
 }
 
-/// From the log by itself, and over HTTP to a client.
-async fn replay(report: &mut Report, effort: Effort) -> Result<()> {
-    let events = effort.of(100_000) / 1000 * 1000;
-    let home = Home::new("").await?;
-    home.talker("talker")?;
+/// Time to replay a long log: from the store directly, and over HTTP to a client.
+async fn measure_replay(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
+    let events = effort.scale(100_000) / 1000 * 1000;
+    let home = BenchHome::new("").await?;
+    home.write_talker_agent("talker")?;
     let server = home.start().await?;
-    let mut rest = server.rest().await?;
-    let project = rest.project("one", json!({})).await?;
-    let session = rest.session(&project, "talker", None).await?;
-    let known = rest.tool("session_get", json!({ "session_id": session })).await?;
-    rest.tool("session_end", json!({ "session_id": session })).await?;
+    let mut rest = server.connect_rest().await?;
+    let project = rest.create_project("one", json!({})).await?;
+    let session = rest.start_session(&project, "talker", None).await?;
+    let known = rest
+        .call_tool("session_get", json!({ "session_id": session }))
+        .await?;
+    rest.call_tool("session_end", json!({ "session_id": session }))
+        .await?;
     server.stop().await?;
 
     let store = Store::open(&home.path().join("oubliette.db")).await?;
-    let id = log_of(&store, &known, events).await?;
+    let id = write_event_log(&store, &known, events).await?;
     let begun = clock::now();
     let replayed = store.events().follow(&id, -1).take(events).count().await;
     let took = clock::since(begun).as_secs_f64();
     store.close().await;
     ensure!(replayed == events, "{replayed} events");
-    report.row(
+    report.add_row(
         NAME,
         format!("replay of {events} events from the log"),
         took,
         "s",
-        Target::AtMost(1.0),
+        BenchTarget::AtMost(1.0),
         "",
     );
 
     let server = home.start().await?;
     let begun = clock::now();
     let mut stream = server
-        .rest()
+        .connect_rest()
         .await?
         .0
-        .listen(&format!("/api/sessions/{id}/events"))
+        .into_event_stream(&format!("/api/sessions/{id}/events"))
         .await?;
     for _ in 0..events {
         stream.next().await?;
     }
     let took = clock::since(begun).as_secs_f64();
-    report.row(
+    report.add_row(
         NAME,
         "the same to a client, as server-sent events",
         took,
         "s",
-        Target::AtMost(1.0),
+        BenchTarget::AtMost(1.0),
         "",
     );
     server.stop().await
 }
 
-/// A session that is over, with so many events.
-async fn log_of(store: &Store, like: &Value, events: usize) -> Result<SessionId> {
+/// Writes an ended session with this many events; `like` gives its project and workspace.
+async fn write_event_log(store: &Store, like: &Value, events: usize) -> Result<SessionId> {
     let id = SessionId::generate();
     let now = oubliette_store::now();
     let row = SessionRow {
         session_id: id.clone(),
-        project_id: text(like, "project_id")?.parse()?,
-        workspace_id: text(like, "workspace_id")?.parse()?,
+        project_id: text_field(like, "project_id")?.parse()?,
+        workspace_id: text_field(like, "workspace_id")?.parse()?,
         agent: "talker".parse()?,
-        status: Status::Ended,
+        status: SessionStatus::Ended,
         reason: None,
         parent_id: None,
         root_id: id.clone(),
@@ -222,26 +225,26 @@ async fn log_of(store: &Store, like: &Value, events: usize) -> Result<SessionId>
     for _ in 0..events / 1000 {
         store
             .events()
-            .append(&id, (0..1000).map(|_| delta()).collect())
+            .append(&id, (0..1000).map(|_| delta_event()).collect())
             .await?;
     }
     Ok(id)
 }
 
-/// Whether an idle session gives its agent back.
+/// Whether the server stops the agent of an idle session.
 #[derive(Clone, Copy, PartialEq)]
-enum Sleep {
-    Never,
-    Soon,
+enum IdlePolicy {
+    KeepAgent,
+    StopAgent,
 }
 
-/// Starts sessions, a few at once, each through its first turn.
-async fn sessions(server: &Server, project: &str, agent: &str, count: usize) -> Result<()> {
+/// Starts sessions, four at a time, and waits for the first turn of each.
+async fn start_sessions(server: &BenchServer, project: &str, agent: &str, count: usize) -> Result<()> {
     const AT_ONCE: usize = 4;
     let starters = (0..AT_ONCE).map(async |starter| {
-        let mut rest = server.rest().await?;
+        let mut rest = server.connect_rest().await?;
         for _ in (starter..count).step_by(AT_ONCE) {
-            rest.session(project, agent, None).await?;
+            rest.start_session(project, agent, None).await?;
         }
         anyhow::Ok(())
     });
@@ -249,76 +252,84 @@ async fn sessions(server: &Server, project: &str, agent: &str, count: usize) -> 
     Ok(())
 }
 
-async fn idle(report: &mut Report, effort: Effort, sleep: Sleep) -> Result<()> {
-    let many = effort.of(300);
+async fn measure_idle_memory(report: &mut BenchReport, effort: BenchEffort, sleep: IdlePolicy) -> Result<()> {
+    let many = effort.scale(300);
     let (nap, what) = match sleep {
-        Sleep::Never => ("1h", "agent kept"),
-        Sleep::Soon => ("1s", "agent given back"),
+        IdlePolicy::KeepAgent => ("1h", "agent kept"),
+        IdlePolicy::StopAgent => ("1s", "agent given back"),
     };
-    let home = Home::new(&format!("[session]\nmax_sessions = 2000\nidle_sleep = \"{nap}\"")).await?;
-    home.talker("talker")?;
+    let home = BenchHome::new(&format!("[session]\nmax_sessions = 2000\nidle_sleep = \"{nap}\"")).await?;
+    home.write_talker_agent("talker")?;
     let server = home.start().await?;
-    let mut rest = server.rest().await?;
-    let project = rest.project("one", json!({})).await?;
-    // What the first sessions bring in stays for all of them.
-    sessions(&server, &project, "talker", 8).await?;
-    let before = procs::settled(server.pid).await?;
-    sessions(&server, &project, "talker", many).await?;
-    if sleep == Sleep::Soon {
-        while !procs::below(server.pid).is_empty() {
+    let mut rest = server.connect_rest().await?;
+    let project = rest.create_project("one", json!({})).await?;
+    // Warm-up: what the first sessions load is shared by all of them and not counted.
+    start_sessions(&server, &project, "talker", 8).await?;
+    let before = procs::memory_once_stable(server.pid).await?;
+    start_sessions(&server, &project, "talker", many).await?;
+    if sleep == IdlePolicy::StopAgent {
+        while !procs::descendants(server.pid).is_empty() {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
-    let after = procs::settled(server.pid).await?;
+    let after = procs::memory_once_stable(server.pid).await?;
     let each = (after.rss - before.rss) / many as f64;
     let note = format!("server alone, {many} sessions");
-    report.row(
+    report.add_row(
         NAME,
         format!("memory of an idle session ({what})"),
         each,
         "KiB",
-        Target::AtMost(100.0),
+        BenchTarget::AtMost(100.0),
         note,
     );
     let note = format!("resident; {:.1} MiB before", before.rss / 1024.0);
     let what = format!("server with {many} idle sessions ({what})");
-    report.row(NAME, what, after.rss / 1024.0, "MiB", Target::AtMost(80.0), note);
+    report.add_row(
+        NAME,
+        what,
+        after.rss / 1024.0,
+        "MiB",
+        BenchTarget::AtMost(80.0),
+        note,
+    );
     drop(rest);
     server.stop().await
 }
 
-/// Sessions that are all in a turn at the same moment: each calls a tool that is answered only when all have.
-async fn running(report: &mut Report, effort: Effort) -> Result<()> {
-    let many = effort.of(200);
-    let home = Home::new(
+/// Sessions that are all in a turn at the same time: each calls a lent tool that is answered only when all
+/// sessions have called it.
+async fn measure_running_sessions(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
+    let many = effort.scale(200);
+    let home = BenchHome::new(
         "[session]\nmax_sessions = 2000\nstart_timeout = \"5m\"\n[relay]\ncaller_timeout = \"10m\"",
     )
     .await?;
     let call = json!({"call": {"tool": "bench_echo", "arguments": {}}});
-    home.agent(
+    home.write_agent(
         "worker",
         json!({}),
         Some(json!({"turns": [[call, {"say": "done"}]]})),
     )?;
     let server = home.start().await?;
-    let mut rest = server.rest().await?;
-    let project = rest.project("one", json!({})).await?;
+    let mut rest = server.connect_rest().await?;
+    let project = rest.create_project("one", json!({})).await?;
     let begun = clock::now();
     let arrived = tokio::sync::Barrier::new(many + 1);
     let mut workers = Vec::new();
     for _ in 0..many {
-        workers.push(worker(&server, &project, &arrived));
+        workers.push(run_worker_session(&server, &project, &arrived));
     }
     let counted = async {
         arrived.wait().await;
         let took = clock::since(begun);
         let query = json!({"project_id": project, "status": "running", "limit": 1000});
-        let list = rest.tool("session_list", query).await?;
+        let list = rest.call_tool("session_list", query).await?;
         let running = list["sessions"].as_array().map_or(0, Vec::len);
-        let processes = procs::below(server.pid);
-        let memory = procs::memory_of(&processes).pss / 1024.0;
-        let own = procs::memory(server.pid)?.rss / 1024.0;
-        // All are counted: now they may end.
+        let processes = procs::descendants(server.pid);
+        let memory = procs::total_memory(&processes).pss / 1024.0;
+        let own = procs::process_memory(server.pid)?.rss / 1024.0;
+        // Everything is measured: let the sessions end.
         arrived.wait().await;
         anyhow::Ok((took, running, processes.len(), memory, own))
     };
@@ -330,8 +341,8 @@ async fn running(report: &mut Report, effort: Effort) -> Result<()> {
         "all in one turn after {:.1} s; {processes} processes with {memory:.0} MiB, server {own:.0} MiB",
         ms(took) / 1000.0
     );
-    let target = Target::AtLeast(many as f64);
-    report.row(
+    let target = BenchTarget::AtLeast(many as f64);
+    report.add_row(
         NAME,
         "sessions running at once, each in a sandbox",
         running as f64,
@@ -343,20 +354,23 @@ async fn running(report: &mut Report, effort: Effort) -> Result<()> {
     server.stop().await
 }
 
-/// One session from its message to its last word.
-async fn worker(server: &Server, project: &str, arrived: &tokio::sync::Barrier) -> Result<()> {
-    let mut rest = server.rest().await?;
-    let message =
-        json!({"project_id": project, "agent": "worker", "message": "go", "context": crate::caller::lent()});
-    let session = text(&rest.tool("session_message", message).await?, "session_id")?;
+/// Runs one session until its turn has completed.
+async fn run_worker_session(
+    server: &BenchServer,
+    project: &str,
+    arrived: &tokio::sync::Barrier,
+) -> Result<()> {
+    let mut rest = server.connect_rest().await?;
+    let message = json!({"project_id": project, "agent": "worker", "message": "go", "context": crate::caller::lent_tool_context()});
+    let session = text_field(&rest.call_tool("session_message", message).await?, "session_id")?;
     let mut since = -1;
-    let request = event(&mut rest, &session, &mut since, "caller_tool_request").await?;
+    let request = wait_for_event(&mut rest, &session, &mut since, "caller_tool_request").await?;
     {
-        // Waiting for the others, it stays present by listening.
-        let mut present = server.rest().await?;
+        // While it waits for the others it keeps the caller present with an open poll.
+        let mut present = server.connect_rest().await?;
         let listening = async {
             let mut since = since;
-            event(&mut present, &session, &mut since, "turn_completed").await
+            wait_for_event(&mut present, &session, &mut since, "turn_completed").await
         };
         tokio::select! {
             ended = listening => { ended?; anyhow::bail!("a turn ended before all had begun") }
@@ -364,16 +378,16 @@ async fn worker(server: &Server, project: &str, arrived: &tokio::sync::Barrier) 
         }
     }
     let answer = json!({"session_id": session, "request_id": request["request_id"], "result": "ok"});
-    rest.tool("caller_tool_response", answer).await?;
-    event(&mut rest, &session, &mut since, "turn_completed").await?;
+    rest.call_tool("caller_tool_response", answer).await?;
+    wait_for_event(&mut rest, &session, &mut since, "turn_completed").await?;
     Ok(())
 }
 
-/// The next event of a type, by long polls.
-async fn event(rest: &mut Rest, session: &str, since: &mut i64, kind: &str) -> Result<Value> {
+/// Waits for the next event of a type, by long polling.
+async fn wait_for_event(rest: &mut RestClient, session: &str, since: &mut i64, kind: &str) -> Result<Value> {
     loop {
         let query = json!({"session_id": session, "since_index": *since, "wait_ms": 20_000});
-        let page = rest.tool("session_events", query).await?;
+        let page = rest.call_tool("session_events", query).await?;
         let events = page["events"].as_array().cloned().unwrap_or_default();
         for event in events {
             *since = event["index"].as_i64().unwrap_or(*since);

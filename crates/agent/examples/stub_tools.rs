@@ -1,4 +1,4 @@
-//! A small MCP server on stdio for the agent's tests. Its arguments: a file it notes events in.
+//! A small MCP server on stdio for the agent's tests. Its argument is a file it appends its events to.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
@@ -21,14 +21,14 @@ use rmcp::{
 use serde_json::{Value, json};
 use tokio::sync::Barrier;
 
-struct Stub {
+struct StubToolServer {
     notes: std::path::PathBuf,
     pair: Arc<Barrier>,
     grown: AtomicBool,
 }
 
-impl Stub {
-    fn note(&self, line: &str) {
+impl StubToolServer {
+    fn append_note(&self, line: &str) {
         let mut file = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -43,11 +43,11 @@ fn tool(name: &'static str) -> Tool {
     Tool::new(name, "a tool for tests", schema.as_object().unwrap().clone())
 }
 
-fn text(text: impl Into<String>) -> Vec<ContentBlock> {
+fn text_content(text: impl Into<String>) -> Vec<ContentBlock> {
     vec![ContentBlock::text(text.into())]
 }
 
-impl ServerHandler for Stub {
+impl ServerHandler for StubToolServer {
     fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder()
             .enable_tools()
@@ -81,44 +81,44 @@ impl ServerHandler for Stub {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let arguments = Value::Object(request.arguments.unwrap_or_default());
-        self.note(&format!("call {} {arguments}", request.name));
+        self.append_note(&format!("call {} {arguments}", request.name));
         let result = match request.name.as_ref() {
             "echo" | "odd.name/x" | "grown" => {
                 let mut result =
-                    CallToolResult::success(text(arguments["text"].as_str().unwrap_or("nothing")));
+                    CallToolResult::success(text_content(arguments["text"].as_str().unwrap_or("nothing")));
                 result.structured_content = Some(json!({ "echoed": arguments }));
                 result
             }
-            // As many bytes as asked for, as a server of a sandbox may well give.
+            // A result of as many bytes as requested.
             "big" => {
                 let bytes = arguments["bytes"].as_u64().unwrap_or(0) as usize;
-                CallToolResult::success(text("x".repeat(bytes)))
+                CallToolResult::success(text_content("x".repeat(bytes)))
             }
-            "fail" => CallToolResult::error(text("it did not work")),
-            // Answers only once two calls are inside at the same time.
+            "fail" => CallToolResult::error(text_content("it did not work")),
+            // Answers only once two calls are running at the same time.
             "meet" => {
                 self.pair.wait().await;
-                CallToolResult::success(text("met"))
+                CallToolResult::success(text_content("met"))
             }
             "wait" => {
                 context.ct.cancelled().await;
-                self.note("cancelled wait");
-                CallToolResult::success(text("too late"))
+                self.append_note("cancelled wait");
+                CallToolResult::success(text_content("too late"))
             }
             "grow" => {
                 self.grown.store(true, Ordering::SeqCst);
                 context.peer.notify_tool_list_changed().await.unwrap();
-                CallToolResult::success(text("one tool more"))
+                CallToolResult::success(text_content("one tool more"))
             }
             "environment" => {
                 let names = std::env::vars()
                     .map(|(name, _)| name)
                     .collect::<Vec<_>>()
                     .join(" ");
-                CallToolResult::success(text(names))
+                CallToolResult::success(text_content(names))
             }
             "die" => std::process::exit(3),
-            "hidden" => CallToolResult::success(text("not listed, still called")),
+            "hidden" => CallToolResult::success(text_content("not listed, still called")),
             other => return Err(ErrorData::invalid_params(format!("unknown tool {other}"), None)),
         };
         Ok(result.into())
@@ -131,7 +131,7 @@ async fn main() {
         .nth(1)
         .expect("the file to note events in")
         .into();
-    let stub = Stub {
+    let stub = StubToolServer {
         notes,
         pair: Arc::new(Barrier::new(2)),
         grown: AtomicBool::new(false),

@@ -1,8 +1,8 @@
-//! The ACP methods this agent answers.
+//! The ACP methods this agent implements, served over stdio.
 //!
-//! A handler holds up every message behind it, so each only claims what order matters for and hands
-//! the work to a task of its own. A task that panics drops its responder, which answers the request
-//! with an error: the process lives on.
+//! Messages are handled one at a time, so a handler does only what depends on their order and spawns a
+//! task for the rest. A task that panics drops its responder, which answers the request with an error
+//! and leaves the process running.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,18 +20,18 @@ use agent_client_protocol::{
 };
 use tokio_util::compat::{TokioAsyncReadCompatExt, TokioAsyncWriteCompatExt};
 
-use crate::{config::Config, session::Session};
+use crate::{config::AgentProcessConfig, session::AgentSession};
 
-/// What the handlers share. One process holds one session: its memory is the host's for this
+/// The state shared by all handlers. One process has one session: the host stores one memory per
 /// process, so a second conversation would read the first one's.
-struct Host {
-    config: Result<Arc<Config>, String>,
-    session: Mutex<Option<Arc<Session>>>,
+struct AcpState {
+    config: Result<Arc<AgentProcessConfig>, String>,
+    session: Mutex<Option<Arc<AgentSession>>>,
 }
 
 /// Serves stdio until stdin closes.
-pub(crate) async fn serve(config: Result<Config, String>) -> Result<(), Error> {
-    let host = Arc::new(Host {
+pub(crate) async fn serve(config: Result<AgentProcessConfig, String>) -> Result<(), Error> {
+    let host = Arc::new(AcpState {
         config: config.map(Arc::new),
         session: Mutex::new(None),
     });
@@ -42,7 +42,7 @@ pub(crate) async fn serve(config: Result<Config, String>) -> Result<(), Error> {
         .name("oubliette-agent")
         .on_receive_request(
             async move |_request: InitializeRequest, responder, _connection| {
-                responder.respond(introduction())
+                responder.respond(initialize_response())
             },
             on_receive_request!(),
         )
@@ -58,7 +58,7 @@ pub(crate) async fn serve(config: Result<Config, String>) -> Result<(), Error> {
                 tokio::spawn(async move {
                     let id = SessionId::new(format!("agent_{}", std::process::id()));
                     let opened = host
-                        .open(id.clone(), connection, &request.mcp_servers, &request.cwd)
+                        .open_session(id.clone(), connection, &request.mcp_servers, &request.cwd)
                         .await;
                     responder.respond_with_result(opened.map(|()| NewSessionResponse::new(id)))
                 });
@@ -71,7 +71,7 @@ pub(crate) async fn serve(config: Result<Config, String>) -> Result<(), Error> {
                 let host = load.clone();
                 tokio::spawn(async move {
                     let opened = host
-                        .open(request.session_id, connection, &request.mcp_servers, &request.cwd)
+                        .open_session(request.session_id, connection, &request.mcp_servers, &request.cwd)
                         .await;
                     responder.respond_with_result(opened.map(|()| LoadSessionResponse::new()))
                 });
@@ -85,7 +85,7 @@ pub(crate) async fn serve(config: Result<Config, String>) -> Result<(), Error> {
                     Ok(session) => session,
                     Err(error) => return responder.respond_with_error(error),
                 };
-                let Some(running) = session.begin() else {
+                let Some(running) = session.begin_turn() else {
                     return responder.respond_with_error(Error::new(
                         ErrorCode::INVALID_REQUEST.value(),
                         "a turn is running; cancel it or wait for its end",
@@ -94,7 +94,7 @@ pub(crate) async fn serve(config: Result<Config, String>) -> Result<(), Error> {
                 tokio::spawn(async move {
                     let withdrawn = responder.cancellation();
                     let outcome = {
-                        let mut turn = std::pin::pin!(session.turn(&request.prompt, &running.cancel));
+                        let mut turn = std::pin::pin!(session.run_turn(&request.prompt, &running.cancel));
                         tokio::select! {
                             outcome = &mut turn => outcome,
                             () = withdrawn.cancelled() => {
@@ -103,7 +103,7 @@ pub(crate) async fn serve(config: Result<Config, String>) -> Result<(), Error> {
                             }
                         }
                     };
-                    // Released before the answer: the next prompt may follow on its heels.
+                    // Released before the answer is sent: the host may send the next prompt as soon as it has it.
                     drop(running);
                     responder.respond_with_result(outcome)
                 });
@@ -124,7 +124,7 @@ pub(crate) async fn serve(config: Result<Config, String>) -> Result<(), Error> {
         .await
 }
 
-fn introduction() -> InitializeResponse {
+fn initialize_response() -> InitializeResponse {
     let capabilities = AgentCapabilities::new()
         .load_session(true)
         .prompt_capabilities(PromptCapabilities::new().embedded_context(true));
@@ -133,8 +133,8 @@ fn introduction() -> InitializeResponse {
         .agent_info(Implementation::new("oubliette-agent", env!("CARGO_PKG_VERSION")))
 }
 
-impl Host {
-    async fn open(
+impl AcpState {
+    async fn open_session(
         &self,
         id: SessionId,
         connection: ConnectionTo<Client>,
@@ -145,14 +145,14 @@ impl Host {
             .config
             .clone()
             .map_err(|e| Error::new(ErrorCode::INVALID_PARAMS.value(), e))?;
-        let opened = Session::open(id, config, connection, servers, cwd).await?;
+        let opened = AgentSession::open(id, config, connection, servers, cwd).await?;
         if let Some(before) = self.lock().replace(opened) {
             before.cancel();
         }
         Ok(())
     }
 
-    fn session(&self, id: &SessionId) -> Result<Arc<Session>, Error> {
+    fn session(&self, id: &SessionId) -> Result<Arc<AgentSession>, Error> {
         let held = self.lock().clone().filter(|session| session.id() == id);
         held.ok_or_else(|| {
             Error::new(
@@ -162,7 +162,7 @@ impl Host {
         })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<Session>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<AgentSession>>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

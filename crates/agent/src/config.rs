@@ -1,4 +1,4 @@
-//! What this agent is told to be: raw JSON from the environment, then checked.
+//! The agent's configuration: raw JSON from the environment, then validated.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use serde::Deserialize;
 
 use crate::script::Script;
 
-/// The variable that holds the configuration, or `@` and the path of a file with it (one variable
-/// cannot be longer than 128 KiB).
-pub(crate) const VARIABLE: &str = "OUBLIETTE_AGENT_CONFIG";
+/// The environment variable with the configuration: JSON, or `@` and the path of a JSON file. The file
+/// form exists because Linux limits one environment variable to 128 KiB.
+pub(crate) const CONFIG_VARIABLE: &str = "OUBLIETTE_AGENT_CONFIG";
 
 const DEFAULT_BASE_URL: &str = "http://127.0.0.1:19999";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct RawAgentConfig {
     #[serde(default)]
     prompt: Option<String>,
     #[serde(default)]
@@ -32,74 +32,76 @@ struct Raw {
     retry_ms: Option<u64>,
 }
 
-/// The checked configuration.
+/// The validated configuration.
 #[derive(Debug)]
-pub(crate) struct Config {
+pub(crate) struct AgentProcessConfig {
     /// The system prompt.
     pub(crate) prompt: String,
-    /// Who thinks.
-    pub(crate) mind: Mind,
+    /// What produces the agent's answers.
+    pub(crate) model_choice: ModelChoice,
 }
 
-/// Who thinks.
+/// What produces the agent's answers.
 #[derive(Debug)]
-pub(crate) enum Mind {
-    /// A file.
+pub(crate) enum ModelChoice {
+    /// A fixed list of steps.
     Script(Script),
-    /// A model behind the server.
+    /// A model provider, reached through the server's forwarder.
     Model(ModelConfig),
-    /// Nobody: a turn fails and says what to configure.
+    /// Nothing is configured: each turn fails with an error that says what to set.
     Missing,
 }
 
-/// Which model, and its bounds.
+/// Which model to ask, and its limits.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelConfig {
     /// The provider's name in the server's configuration.
     pub(crate) provider: String,
-    /// The model's name as the provider has it.
+    /// The model's name at the provider.
     pub(crate) model: String,
-    /// Where the server forwards model calls, without the provider.
+    /// The forwarder's base URL, without the provider's path segment. Default: `http://127.0.0.1:19999`.
     pub(crate) base_url: String,
-    /// The most requests to the model in one turn.
+    /// The maximum number of requests to the model in one turn. Default 100, at least 1.
     pub(crate) max_iterations: usize,
-    /// The most characters of conversation sent along; older tool results go first.
+    /// The maximum size of the conversation, in bytes of text; beyond it old tool results are shortened, then
+    /// old turns dropped. Default 400,000, at least 1,000.
     pub(crate) context_chars: usize,
-    /// The wait before a failed request is tried again; it doubles.
+    /// The wait before the first retry of a failed request; it doubles each time. Default 500 ms.
     pub(crate) retry: Duration,
 }
 
-impl Config {
+impl AgentProcessConfig {
     /// Reads [`VARIABLE`].
     pub(crate) fn from_env() -> Result<Self, String> {
-        let text = std::env::var(VARIABLE)
-            .map_err(|_| format!("{VARIABLE} is not set; it holds the agent's prompt and model as JSON"))?;
+        let text = std::env::var(CONFIG_VARIABLE).map_err(|_| {
+            format!("{CONFIG_VARIABLE} is not set; it holds the agent's prompt and model as JSON")
+        })?;
         match text.strip_prefix('@') {
             None => Self::parse(&text),
             Some(path) => {
                 let text = std::fs::read_to_string(path)
-                    .map_err(|e| format!("{VARIABLE}: cannot read {path}: {e}"))?;
+                    .map_err(|e| format!("{CONFIG_VARIABLE}: cannot read {path}: {e}"))?;
                 Self::parse(&text)
             }
         }
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let raw: Raw = strict::from_str(text).map_err(|e| format!("{VARIABLE}: {e}"))?;
+        let raw: RawAgentConfig = strict::from_str(text).map_err(|e| format!("{CONFIG_VARIABLE}: {e}"))?;
         Ok(Self {
             prompt: raw.prompt.clone().unwrap_or_default(),
-            mind: Mind::resolve(raw)?,
+            model_choice: ModelChoice::resolve(raw)?,
         })
     }
 }
 
-impl Mind {
-    fn resolve(raw: Raw) -> Result<Self, String> {
+impl ModelChoice {
+    fn resolve(raw: RawAgentConfig) -> Result<Self, String> {
         if let Some(text) = &raw.script {
-            return Ok(Mind::Script(Script::parse(text)?));
+            return Ok(ModelChoice::Script(Script::parse(text)?));
         }
         let Some(name) = raw.model.as_deref().map(str::trim).filter(|m| !m.is_empty()) else {
-            return Ok(Mind::Missing);
+            return Ok(ModelChoice::Missing);
         };
         if let Some(file) = name.strip_prefix("script:") {
             return Err(format!(
@@ -115,7 +117,7 @@ impl Mind {
             ));
         };
         let base_url = raw.base_url.unwrap_or_else(|| DEFAULT_BASE_URL.to_owned());
-        Ok(Mind::Model(ModelConfig {
+        Ok(ModelChoice::Model(ModelConfig {
             provider: provider.to_owned(),
             model: model.to_owned(),
             base_url: base_url.trim_end_matches('/').to_owned(),
@@ -131,10 +133,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_provider_and_name() {
+    fn a_model_name_is_split_at_the_first_slash() {
         let config =
-            Config::parse(r#"{"prompt":"p","model":"openrouter/meta/llama-4","script":null}"#).unwrap();
-        let Mind::Model(model) = config.mind else {
+            AgentProcessConfig::parse(r#"{"prompt":"p","model":"openrouter/meta/llama-4","script":null}"#)
+                .unwrap();
+        let ModelChoice::Model(model) = config.model_choice else {
             panic!("{config:?}")
         };
         assert_eq!(
@@ -145,17 +148,19 @@ mod tests {
     }
 
     #[test]
-    fn wrong_configuration_says_what_and_where() {
-        let unknown = Config::parse(r#"{"promt":"p"}"#).unwrap_err();
+    fn configuration_errors_name_the_variable_and_the_cause() {
+        let unknown = AgentProcessConfig::parse(r#"{"promt":"p"}"#).unwrap_err();
         assert!(
-            unknown.contains(VARIABLE) && unknown.contains("promt"),
+            unknown.contains(CONFIG_VARIABLE) && unknown.contains("promt"),
             "{unknown}"
         );
-        let model = Config::parse(r#"{"model":"claude"}"#).unwrap_err();
+        let model = AgentProcessConfig::parse(r#"{"model":"claude"}"#).unwrap_err();
         assert!(model.contains("<provider>/<model>"), "{model}");
         assert!(matches!(
-            Config::parse(r#"{"prompt":"p"}"#).unwrap().mind,
-            Mind::Missing
+            AgentProcessConfig::parse(r#"{"prompt":"p"}"#)
+                .unwrap()
+                .model_choice,
+            ModelChoice::Missing
         ));
     }
 }

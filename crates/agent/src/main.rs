@@ -1,31 +1,32 @@
 //! `oubliette-agent`: the built-in agent, an ACP agent on stdio.
 //!
-//! It runs inside a sandbox, holds no key and knows no network: its model is asked at a loopback
-//! address that ends in the server, its tools are those of the MCP servers `session/new` names
-//! (`oubliette-client`), and what it remembers is kept by its host through the `_oubliette/memory`
-//! methods. It decides nothing about what a tool may do: the server does.
+//! It runs inside a sandbox without network access and holds no provider key. Requests to the model go to
+//! a loopback address that the server forwards, tools come from the MCP servers named in `session/new`
+//! (`oubliette-client`), and the conversation is stored by the host through the `_oubliette/memory`
+//! methods. It makes no permission decisions: the server does.
 //!
 //! In the order a turn happens:
 //!
-//! - [`config`]: what it is told to be, from `OUBLIETTE_AGENT_CONFIG`.
-//! - [`acp`]: the methods it answers; [`session`]: one conversation and its running turn.
-//! - [`memory`]: what was said before, kept by the host.
-//! - [`script`]: a model that follows a file; [`model`]: one that is asked over HTTP.
-//! - [`turn`]: tool calls as both make them; [`tools`]: the MCP servers behind them.
-//! - [`voice`]: everything it says while a turn runs; [`report`]: how much of a call and its result.
+//! - [`config`]: prompt and model, from `OUBLIETTE_AGENT_CONFIG`.
+//! - [`acp`]: the ACP methods it implements; [`session`]: one conversation and its running turn.
+//! - [`memory`]: the conversation so far, stored by the host.
+//! - [`script`]: a fixed list of steps in place of a model; [`model`]: a model provider over HTTP.
+//! - [`turn`]: the tool calls of either kind; [`tool_servers`]: the MCP servers behind them.
+//! - [`updates`]: `session/update` notifications while a turn runs; [`call_report`]: the size limits of calls and
+//!   results in them.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod acp;
+mod call_report;
 mod config;
 mod memory;
 mod model;
-mod report;
 mod script;
 mod session;
-mod tools;
+mod tool_servers;
 mod turn;
-mod voice;
+mod updates;
 
 use std::process::ExitCode;
 
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
     if let Some(first) = std::env::args().nth(1) {
         return answer_flag(&first);
     }
-    // One thread: two hundred of these may run on two cores, and each mostly waits.
+    // One thread: hundreds of agents may run on two cores, and each mostly waits.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -41,13 +42,13 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let config = config::Config::from_env();
+    let config = config::AgentProcessConfig::from_env();
     if let Err(error) = &config {
         eprintln!("oubliette-agent: {error}");
     }
     let served = runtime.block_on(acp::serve(config));
-    // What is left are tool servers, which end when their stdin closes with this process. Waiting
-    // for them here would only keep a dead session's processes alive.
+    // Do not wait for tool servers: they end when their stdin closes with this process, and waiting
+    // would only keep the processes of an ended session alive.
     runtime.shutdown_background();
     match served {
         Ok(()) => ExitCode::SUCCESS,

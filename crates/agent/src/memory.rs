@@ -1,97 +1,102 @@
-//! What was said before. The host keeps it, per session and agent; this is the agent's copy.
+//! The conversation so far. The host stores it, per session and agent; this is the agent's copy.
 //!
-//! Every message is handed to the host and acknowledged before the turn goes on, so what the model
-//! has seen survives whatever happens to this process. A host without the `_oubliette/memory`
-//! methods (an editor) gives a conversation that lives as long as the process.
+//! Every entry is sent to the host and acknowledged before the turn continues, so the conversation
+//! survives a crash of this process. With a host that does not implement the `_oubliette/memory` methods
+//! (an editor) the conversation lives as long as the process.
 
 use std::{future::Future, time::Duration};
 
 use agent_client_protocol::{Client, Error, ErrorCode, UntypedMessage, v1::ConnectionTo};
-use oubliette_protocol::Object;
+use oubliette_protocol::JsonObject;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// How long the host may take to store a message.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the host may take to answer a memory request.
+const HOST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One message.
+/// One entry of the conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub(crate) enum Entry {
-    /// A prompt: one of these a turn.
+pub(crate) enum MemoryEntry {
+    /// The user's prompt, which begins a turn.
     User {
-        /// What was asked.
+        /// The prompt's text.
         text: String,
     },
-    /// What the model answered.
+    /// The model's answer.
     Assistant {
-        /// What it said.
+        /// The answer's text.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         text: String,
-        /// What it called.
+        /// The tool calls it made.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        calls: Vec<Called>,
-        /// The answer as the provider wants it back (signed reasoning), and whose it is.
+        calls: Vec<RememberedCall>,
+        /// The answer in the provider's own form, kept when that form carries signed reasoning, which the
+        /// provider wants back.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        native: Option<Native>,
+        native: Option<ProviderMessage>,
     },
-    /// What the calls of the answer before gave.
+    /// The results of the preceding answer's tool calls.
     Results {
         /// In the order of the calls.
-        results: Vec<Answer>,
+        results: Vec<RememberedResult>,
     },
     /// Turns that were dropped to keep the memory bounded.
     Forgotten {
-        /// How many.
+        /// How many turns.
         turns: usize,
     },
-    /// Written by a later version.
+    /// An entry written by a later version of this program.
     #[serde(other)]
     Unknown,
 }
 
 /// A tool call the model made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Called {
-    /// The provider's id of it.
+pub(crate) struct RememberedCall {
+    /// The id the provider gave the call.
     pub(crate) id: String,
     /// The tool's name.
     pub(crate) tool: String,
     /// Its arguments.
     #[serde(default)]
-    pub(crate) arguments: Object,
+    pub(crate) arguments: JsonObject,
 }
 
-/// What a tool answered.
+/// The result of a tool call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Answer {
-    /// The provider's id of the call.
+pub(crate) struct RememberedResult {
+    /// The id the provider gave the call.
     pub(crate) id: String,
     /// The tool's name.
     pub(crate) tool: String,
-    /// What the model is shown.
+    /// The result as text, as the model gets it.
     pub(crate) text: String,
 }
 
-/// A message in one provider's own shape.
+/// A message in one provider's own form.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Native {
-    /// Which provider's.
+pub(crate) struct ProviderMessage {
+    /// The name of the API adapter that produced it.
     pub(crate) adapter: String,
     /// The message.
     pub(crate) content: Value,
 }
 
-/// Where memory is kept.
-pub(crate) trait Keeper: Send + Sync {
-    /// Asks the host; `None` when it does not know the method.
-    fn ask(&self, method: &str, params: Value) -> impl Future<Output = Result<Option<Value>, Error>> + Send;
+/// The host, which stores the memory.
+pub(crate) trait MemoryHost: Send + Sync {
+    /// Sends a request to the host; `None` when it does not implement the method.
+    fn request(
+        &self,
+        method: &str,
+        params: Value,
+    ) -> impl Future<Output = Result<Option<Value>, Error>> + Send;
 }
 
-impl Keeper for ConnectionTo<Client> {
-    async fn ask(&self, method: &str, params: Value) -> Result<Option<Value>, Error> {
+impl MemoryHost for ConnectionTo<Client> {
+    async fn request(&self, method: &str, params: Value) -> Result<Option<Value>, Error> {
         let request = self.send_request(UntypedMessage::new(method, params)?);
-        match tokio::time::timeout(PATIENCE, request.block_task()).await {
+        match tokio::time::timeout(HOST_TIMEOUT, request.block_task()).await {
             Ok(Ok(value)) => Ok(Some(value)),
             Ok(Err(error)) if error.code == ErrorCode::METHOD_NOT_FOUND => Ok(None),
             Ok(Err(error)) => Err(Error::new(
@@ -106,59 +111,59 @@ impl Keeper for ConnectionTo<Client> {
     }
 }
 
-/// The conversation so far.
-pub(crate) struct Memory<K> {
+/// The entries of a conversation, in step with what the host has stored.
+pub(crate) struct ConversationMemory<K> {
     keeper: K,
-    entries: Vec<Entry>,
+    entries: Vec<MemoryEntry>,
 }
 
-impl<K: Keeper> Memory<K> {
-    /// What the host remembers.
+impl<K: MemoryHost> ConversationMemory<K> {
+    /// Loads the conversation from the host; empty if it has none.
     pub(crate) async fn load(keeper: K) -> Result<Self, Error> {
-        let loaded = keeper.ask("_oubliette/memory/load", json!({})).await?;
+        let loaded = keeper.request("_oubliette/memory/load", json!({})).await?;
         let entries = match loaded.and_then(|mut value| value.get_mut("entries").map(Value::take)) {
-            Some(Value::Array(values)) => values.into_iter().map(read).collect(),
+            Some(Value::Array(values)) => values.into_iter().map(parse_entry).collect(),
             _ => Vec::new(),
         };
         Ok(Self { keeper, entries })
     }
 
-    /// Everything, oldest first.
-    pub(crate) fn entries(&self) -> &[Entry] {
+    /// All entries, oldest first.
+    pub(crate) fn entries(&self) -> &[MemoryEntry] {
         &self.entries
     }
 
-    /// How many turns were begun.
-    pub(crate) fn turns(&self) -> usize {
+    /// How many turns have begun, dropped ones included.
+    pub(crate) fn turns_begun(&self) -> usize {
         let begun = self.entries.iter().map(|entry| match entry {
-            Entry::User { .. } => 1,
-            Entry::Forgotten { turns } => *turns,
-            Entry::Assistant { .. } | Entry::Results { .. } | Entry::Unknown => 0,
+            MemoryEntry::User { .. } => 1,
+            MemoryEntry::Forgotten { turns } => *turns,
+            MemoryEntry::Assistant { .. } | MemoryEntry::Results { .. } | MemoryEntry::Unknown => 0,
         });
         begun.sum()
     }
 
-    /// Remembers one message: durable when this returns.
-    pub(crate) async fn append(&mut self, entry: Entry) -> Result<(), Error> {
+    /// Appends an entry; the host has stored it when this returns.
+    pub(crate) async fn append(&mut self, entry: MemoryEntry) -> Result<(), Error> {
         self.keeper
-            .ask("_oubliette/memory/append", json!({ "entries": [&entry] }))
+            .request("_oubliette/memory/append", json!({ "entries": [&entry] }))
             .await?;
         self.entries.push(entry);
         Ok(())
     }
 
-    /// Puts a shorter conversation in the place of this one.
-    pub(crate) async fn replace(&mut self, entries: Vec<Entry>) -> Result<(), Error> {
+    /// Replaces all entries, here and at the host.
+    pub(crate) async fn replace(&mut self, entries: Vec<MemoryEntry>) -> Result<(), Error> {
         self.keeper
-            .ask("_oubliette/memory/replace", json!({ "entries": &entries }))
+            .request("_oubliette/memory/replace", json!({ "entries": &entries }))
             .await?;
         self.entries = entries;
         Ok(())
     }
 }
 
-fn read(value: Value) -> Entry {
-    serde_json::from_value(value).unwrap_or(Entry::Unknown)
+fn parse_entry(value: Value) -> MemoryEntry {
+    serde_json::from_value(value).unwrap_or(MemoryEntry::Unknown)
 }
 
 #[cfg(test)]
@@ -168,10 +173,10 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Host(Mutex<Vec<Value>>);
+    struct FakeMemoryHost(Mutex<Vec<Value>>);
 
-    impl Keeper for &Host {
-        async fn ask(&self, method: &str, mut params: Value) -> Result<Option<Value>, Error> {
+    impl MemoryHost for &FakeMemoryHost {
+        async fn request(&self, method: &str, mut params: Value) -> Result<Option<Value>, Error> {
             let mut kept = self.0.lock().unwrap();
             let given = params.get_mut("entries").map(Value::take);
             match (method.rsplit('/').next(), given) {
@@ -184,36 +189,45 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_said_is_found_again() {
-        let host = Host::default();
-        let mut memory = Memory::load(&host).await.unwrap();
-        memory.append(Entry::User { text: "one".into() }).await.unwrap();
+    async fn appended_entries_are_loaded_again() {
+        let host = FakeMemoryHost::default();
+        let mut memory = ConversationMemory::load(&host).await.unwrap();
         memory
-            .append(Entry::Assistant {
+            .append(MemoryEntry::User { text: "one".into() })
+            .await
+            .unwrap();
+        memory
+            .append(MemoryEntry::Assistant {
                 text: "yes".into(),
                 calls: vec![],
                 native: None,
             })
             .await
             .unwrap();
-        memory.append(Entry::User { text: "two".into() }).await.unwrap();
+        memory
+            .append(MemoryEntry::User { text: "two".into() })
+            .await
+            .unwrap();
 
-        let again = Memory::load(&host).await.unwrap();
+        let again = ConversationMemory::load(&host).await.unwrap();
         assert_eq!(again.entries(), memory.entries());
-        assert_eq!(again.turns(), 2);
+        assert_eq!(again.turns_begun(), 2);
     }
 
     #[tokio::test]
-    async fn forgotten_turns_still_count_and_strange_entries_do_not_hurt() {
-        let host = Host::default();
+    async fn dropped_turns_still_count_and_unknown_entries_are_ignored() {
+        let host = FakeMemoryHost::default();
         host.0
             .lock()
             .unwrap()
             .extend([json!({ "kind": "from_the_future", "x": 1 }), json!(7)]);
-        let mut memory = Memory::load(&host).await.unwrap();
-        assert_eq!(memory.turns(), 0);
-        let shorter = vec![Entry::Forgotten { turns: 5 }, Entry::User { text: "six".into() }];
+        let mut memory = ConversationMemory::load(&host).await.unwrap();
+        assert_eq!(memory.turns_begun(), 0);
+        let shorter = vec![
+            MemoryEntry::Forgotten { turns: 5 },
+            MemoryEntry::User { text: "six".into() },
+        ];
         memory.replace(shorter).await.unwrap();
-        assert_eq!(Memory::load(&host).await.unwrap().turns(), 6);
+        assert_eq!(ConversationMemory::load(&host).await.unwrap().turns_begun(), 6);
     }
 }

@@ -1,136 +1,144 @@
-//! A model asked over HTTP, through the server's forwarder.
+//! Turns answered by a model provider over HTTP, through the server's forwarder.
 //!
-//! The loop: the conversation goes out, text and reasoning stream in, the tools the model wants are
-//! called side by side, their results are remembered, and the conversation goes out again, until the
-//! model wants no more.
+//! The loop: send the conversation, stream text and reasoning to the host, call the tools the model asks
+//! for concurrently, store their results, and send the conversation again, until the model asks for no
+//! more tools.
 //!
-//! - [`ask`]: one request and its retries; [`failure`]: what went wrong with it.
-//! - [`context`]: what was remembered as the messages of a request, and keeping that bounded.
-//! - [`names`]: tool names that providers accept.
-//! - [`usage`]: what it cost.
+//! - [`model_client`]: one request, its stream and its retries; [`model_failure`]: why a request
+//!   failed and whether to retry.
+//! - [`context`]: stored entries as the messages of a request, and keeping them within the limit.
+//! - [`tool_names`]: tool names that providers accept.
+//! - [`usage`]: tokens used.
 
-mod ask;
 mod context;
-mod failure;
-mod names;
+mod model_client;
+mod model_failure;
+mod tool_names;
 mod usage;
 
 use agent_client_protocol::Error;
 use futures::future::join_all;
-use oubliette_protocol::{Object, tool::CallResult};
+use oubliette_protocol::{JsonObject, tool::CallResult};
 use serde_json::Value;
 
-use self::{ask::Asked, names::Names, usage::Total};
+use self::{model_client::AskOutcome, tool_names::ProviderToolNames, usage::TokenUsage};
 use crate::{
     config::ModelConfig,
-    memory::{Answer, Called, Entry, Keeper, Memory},
-    turn::{Ended, Turn},
+    memory::{ConversationMemory, MemoryEntry, MemoryHost, RememberedCall, RememberedResult},
+    turn::{AgentTurn, AgentTurnEnd},
 };
 
-/// The most of one tool result a model is shown.
-const RESULT_CHARS: usize = 60_000;
+/// The maximum length of one tool result in the conversation, in characters.
+const MAX_RESULT_CHARS: usize = 60_000;
 
-/// What came of a turn.
-pub(crate) struct Outcome {
-    /// How it ended.
-    pub(crate) ended: Ended,
-    usage: Total,
+/// How a turn ended, and the tokens it used.
+pub(crate) struct ModelTurnOutcome {
+    /// How the turn ended.
+    pub(crate) ended: AgentTurnEnd,
+    usage: TokenUsage,
 }
 
-impl Outcome {
-    /// What is said about the turn beside its end.
-    pub(crate) fn meta(&self) -> Object {
-        let mut meta = Object::new();
-        meta.insert("usage".to_owned(), Value::Object(self.usage.details()));
+impl ModelTurnOutcome {
+    /// The `_meta` of the response to the prompt: `usage`.
+    pub(crate) fn meta(&self) -> JsonObject {
+        let mut meta = JsonObject::new();
+        meta.insert("usage".to_owned(), Value::Object(self.usage.to_json()));
         meta
     }
 }
 
 /// Runs a turn whose prompt is the last entry of `memory`.
-pub(crate) async fn run<K: Keeper>(
-    turn: &Turn<'_>,
+pub(crate) async fn run_turn<K: MemoryHost>(
+    turn: &AgentTurn<'_>,
     config: &ModelConfig,
     prompt: &str,
-    memory: &mut Memory<K>,
-) -> Result<Outcome, Error> {
-    let model = ask::Model::new(config)?;
-    let mut usage = Total::default();
+    memory: &mut ConversationMemory<K>,
+) -> Result<ModelTurnOutcome, Error> {
+    let model = model_client::ModelClient::new(config)?;
+    let mut usage = TokenUsage::default();
     for _ in 0..config.max_iterations {
-        context::keep_bounded(memory, config.context_chars).await?;
+        context::shorten_if_longer(memory, config.context_chars).await?;
         let Some(listed) = turn.unless_cancelled(turn.tools().list()).await else {
-            return Ok(Outcome {
-                ended: Ended::Cancelled,
+            return Ok(ModelTurnOutcome {
+                ended: AgentTurnEnd::Cancelled,
                 usage,
             });
         };
-        let names = Names::new(listed);
+        let names = ProviderToolNames::new(listed);
         let answer = match model.ask(turn, prompt, memory, &names).await? {
-            Asked::Answered(answer) => answer,
-            Asked::Cancelled { said } => {
+            AskOutcome::Answered(answer) => answer,
+            AskOutcome::Cancelled { said } => {
                 if !said.is_empty() {
                     memory
-                        .append(Entry::Assistant {
+                        .append(MemoryEntry::Assistant {
                             text: said,
                             calls: Vec::new(),
                             native: None,
                         })
                         .await?;
                 }
-                return Ok(Outcome {
-                    ended: Ended::Cancelled,
+                return Ok(ModelTurnOutcome {
+                    ended: AgentTurnEnd::Cancelled,
                     usage,
                 });
             }
         };
         if let Some(spent) = &answer.usage {
             usage.add(spent);
-            turn.voice()
-                .usage(usage.in_context(), model.window(), usage.details());
+            turn.updates().send_usage(
+                usage.last_request_tokens(),
+                model.context_window_tokens(),
+                usage.to_json(),
+            );
         }
         let calls = answer.calls.clone();
         if !answer.is_empty() {
-            memory.append(answer.entry()).await?;
+            memory.append(answer.to_memory_entry()).await?;
         }
         if calls.is_empty() {
-            return Ok(Outcome {
+            return Ok(ModelTurnOutcome {
                 ended: answer.ended,
                 usage,
             });
         }
-        let results = join_all(calls.iter().map(|call| perform(turn, &names, call))).await;
-        memory.append(Entry::Results { results }).await?;
-        if turn.cancelled() {
-            return Ok(Outcome {
-                ended: Ended::Cancelled,
+        let results = join_all(calls.iter().map(|call| call_wanted_tool(turn, &names, call))).await;
+        memory.append(MemoryEntry::Results { results }).await?;
+        if turn.is_cancelled() {
+            return Ok(ModelTurnOutcome {
+                ended: AgentTurnEnd::Cancelled,
                 usage,
             });
         }
     }
-    Ok(Outcome {
-        ended: Ended::TooMany,
+    Ok(ModelTurnOutcome {
+        ended: AgentTurnEnd::RequestLimit,
         usage,
     })
 }
 
-/// Makes one call the model wants.
-async fn perform(turn: &Turn<'_>, names: &Names, call: &ask::Wanted) -> Answer {
-    let tool = names.real(&call.tool);
+/// Makes one tool call the model asked for.
+async fn call_wanted_tool(
+    turn: &AgentTurn<'_>,
+    names: &ProviderToolNames,
+    call: &model_client::WantedCall,
+) -> RememberedResult {
+    let tool = names.original_name(&call.tool);
     let result = match &call.arguments {
         Ok(arguments) => turn.call(tool, arguments.clone()).await,
-        Err(why) => turn.cannot_call(
+        Err(why) => turn.report_invalid_call(
             tool,
             format!("the arguments of {tool} are not a JSON object: {why}"),
         ),
     };
-    Answer {
+    RememberedResult {
         id: call.id.clone(),
         tool: tool.to_owned(),
-        text: shown(&result),
+        text: result_text(&result),
     }
 }
 
-/// A result as the model reads it.
-fn shown(result: &CallResult) -> String {
+/// A tool result as text for the model.
+fn result_text(result: &CallResult) -> String {
     let mut text = result.joined_text();
     let others = result
         .content
@@ -148,14 +156,14 @@ fn shown(result: &CallResult) -> String {
     if result.is_error {
         text.insert_str(0, "Error: ");
     }
-    context::cut(text, RESULT_CHARS)
+    context::truncate_text(text, MAX_RESULT_CHARS)
 }
 
-impl ask::Wanted {
-    fn called(&self, names: &Names) -> Called {
-        Called {
+impl model_client::WantedCall {
+    fn to_remembered(&self, names: &ProviderToolNames) -> RememberedCall {
+        RememberedCall {
             id: self.id.clone(),
-            tool: names.real(&self.tool).to_owned(),
+            tool: names.original_name(&self.tool).to_owned(),
             arguments: self.arguments.clone().unwrap_or_default(),
         }
     }
@@ -168,31 +176,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_is_shown_as_text() {
-        assert_eq!(shown(&CallResult::text("hi")), "hi");
+    fn a_result_is_given_to_the_model_as_text() {
+        assert_eq!(result_text(&CallResult::text("hi")), "hi");
         assert_eq!(
-            shown(&CallResult {
+            result_text(&CallResult {
                 is_error: true,
                 ..CallResult::text("no")
             }),
             "Error: no"
         );
-        assert_eq!(shown(&CallResult::default()), "(nothing)");
+        assert_eq!(result_text(&CallResult::default()), "(nothing)");
         let data = CallResult {
             structured_content: Some(json!({ "a": 1 })),
             ..CallResult::default()
         };
-        assert_eq!(shown(&data), "{\"a\":1}");
+        assert_eq!(result_text(&data), "{\"a\":1}");
         let image = CallResult {
             content: vec![json!({ "type": "image", "data": "…" })],
             ..CallResult::default()
         };
-        assert!(shown(&image).contains("image content"));
+        assert!(result_text(&image).contains("image content"));
         assert!(
-            shown(&CallResult::text("x".repeat(RESULT_CHARS * 2)))
+            result_text(&CallResult::text("x".repeat(MAX_RESULT_CHARS * 2)))
                 .chars()
                 .count()
-                < RESULT_CHARS + 200
+                < MAX_RESULT_CHARS + 200
         );
     }
 }

@@ -12,58 +12,58 @@ use agent_client_protocol::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::{Config, Mind},
-    memory::{Entry, Memory},
+    config::{AgentProcessConfig, ModelChoice},
+    memory::{ConversationMemory, MemoryEntry},
     model,
-    tools::Tools,
-    turn::{Ended, Turn},
-    voice::Voice,
+    tool_servers::ToolServers,
+    turn::{AgentTurn, AgentTurnEnd},
+    updates::UpdateSender,
 };
 
-/// A conversation.
-pub(crate) struct Session {
+/// One ACP session: its tool servers, its memory and its running turn.
+pub(crate) struct AgentSession {
     id: SessionId,
-    config: Arc<Config>,
-    voice: Voice,
-    tools: Tools,
-    memory: tokio::sync::Mutex<Memory<ConnectionTo<Client>>>,
+    config: Arc<AgentProcessConfig>,
+    update_sender: UpdateSender,
+    tools: ToolServers,
+    memory: tokio::sync::Mutex<ConversationMemory<ConnectionTo<Client>>>,
     running: Mutex<Option<CancellationToken>>,
 }
 
-/// Held while a turn runs; another one is refused meanwhile.
-pub(crate) struct Running {
-    session: Arc<Session>,
+/// Marks the session as busy while a turn runs; dropping it lets the next prompt in.
+pub(crate) struct ActiveTurn {
+    session: Arc<AgentSession>,
     /// Cancels the turn.
     pub(crate) cancel: CancellationToken,
 }
 
-impl Drop for Running {
+impl Drop for ActiveTurn {
     fn drop(&mut self) {
         *lock(&self.session.running) = None;
     }
 }
 
-impl Session {
-    /// Starts the tool servers and remembers what was said before, side by side.
+impl AgentSession {
+    /// Starts the tool servers and loads the memory, concurrently.
     pub(crate) async fn open(
         id: SessionId,
-        config: Arc<Config>,
+        config: Arc<AgentProcessConfig>,
         connection: ConnectionTo<Client>,
         servers: &[McpServer],
         cwd: &std::path::Path,
     ) -> Result<Arc<Self>, Error> {
-        let voice = Voice::new(connection.clone(), id.clone());
+        let update_sender = UpdateSender::new(connection.clone(), id.clone());
         let tools = async {
-            Tools::start(servers, cwd)
+            ToolServers::start(servers, cwd)
                 .await
                 .map_err(|e| Error::new(ErrorCode::INTERNAL_ERROR.value(), e))
         };
-        let (tools, memory) = tokio::try_join!(tools, Memory::load(connection))?;
+        let (tools, memory) = tokio::try_join!(tools, ConversationMemory::load(connection))?;
         let memory = tokio::sync::Mutex::new(memory);
         Ok(Arc::new(Self {
             id,
             config,
-            voice,
+            update_sender,
             tools,
             memory,
             running: Mutex::new(None),
@@ -74,9 +74,9 @@ impl Session {
         &self.id
     }
 
-    /// Claims the session for a turn. Called as the prompt arrives, before anything waits, so that
-    /// a cancel right behind it finds the turn.
-    pub(crate) fn begin(self: &Arc<Self>) -> Option<Running> {
+    /// Claims the session for a turn; `None` while another one runs. Called as the prompt arrives, before any
+    /// await, so that a cancel that follows immediately finds the turn.
+    pub(crate) fn begin_turn(self: &Arc<Self>) -> Option<ActiveTurn> {
         let mut running = lock(&self.running);
         if running.is_some() {
             return None;
@@ -84,7 +84,7 @@ impl Session {
         let cancel = CancellationToken::new();
         *running = Some(cancel.clone());
         drop(running);
-        Some(Running {
+        Some(ActiveTurn {
             session: self.clone(),
             cancel,
         })
@@ -98,47 +98,47 @@ impl Session {
     }
 
     /// Runs a turn to its end.
-    pub(crate) async fn turn(
+    pub(crate) async fn run_turn(
         &self,
         prompt: &[ContentBlock],
         cancel: &CancellationToken,
     ) -> Result<PromptResponse, Error> {
         let mut memory = self.memory.lock().await;
-        let before = memory.turns();
-        let turn = Turn::new(before + 1, &self.voice, &self.tools, cancel);
-        // Remembered first: a turn that dies half way still counts, so a script goes on after it.
+        let before = memory.turns_begun();
+        let turn = AgentTurn::new(before + 1, &self.update_sender, &self.tools, cancel);
+        // Stored first: a turn that is interrupted still counts, so a script continues after it.
         memory
-            .append(Entry::User {
-                text: text_of(prompt),
+            .append(MemoryEntry::User {
+                text: prompt_text(prompt),
             })
             .await?;
         let mut response = PromptResponse::new(StopReason::EndTurn);
-        let ended = match &self.config.mind {
-            Mind::Script(script) => turn.follow(script.turn(before)).await,
-            Mind::Model(wanted) => {
-                let outcome = model::run(&turn, wanted, &self.config.prompt, &mut memory).await?;
+        let ended = match &self.config.model_choice {
+            ModelChoice::Script(script) => turn.run_script(script.steps_of_turn(before)).await,
+            ModelChoice::Model(wanted) => {
+                let outcome = model::run_turn(&turn, wanted, &self.config.prompt, &mut memory).await?;
                 response = response.meta(outcome.meta());
                 outcome.ended
             }
-            Mind::Missing => {
+            ModelChoice::Missing => {
                 let remedy = "this agent has no model: set `model` in its agent.json to <provider>/<model>, such as \
                               anthropic/claude-sonnet-4-5, or to script:<file>";
                 return Err(Error::new(ErrorCode::INVALID_PARAMS.value(), remedy));
             }
         };
         response.stop_reason = match ended {
-            Ended::Done => StopReason::EndTurn,
-            Ended::Cancelled => StopReason::Cancelled,
-            Ended::TooLong => StopReason::MaxTokens,
-            Ended::TooMany => StopReason::MaxTurnRequests,
-            Ended::Refused => StopReason::Refusal,
+            AgentTurnEnd::Completed => StopReason::EndTurn,
+            AgentTurnEnd::Cancelled => StopReason::Cancelled,
+            AgentTurnEnd::OutputLimit => StopReason::MaxTokens,
+            AgentTurnEnd::RequestLimit => StopReason::MaxTurnRequests,
+            AgentTurnEnd::Refused => StopReason::Refusal,
         };
         Ok(response)
     }
 }
 
-/// A prompt as text: what is embedded is quoted, what is linked is named.
-fn text_of(prompt: &[ContentBlock]) -> String {
+/// A prompt as text: embedded resources are included, linked ones only named.
+fn prompt_text(prompt: &[ContentBlock]) -> String {
     let texts = prompt.iter().map(|block| match block {
         ContentBlock::Text(text) => text.text.clone(),
         ContentBlock::ResourceLink(link) => format!("[{}]({})", link.name, link.uri),

@@ -1,4 +1,4 @@
-//! A running turn: the tool calls that scripts and models both make, and a script's steps.
+//! One running turn: tool calls, as scripts and models both make them, and the execution of a script.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -6,69 +6,69 @@ use std::{
 };
 
 use futures::future::join_all;
-use oubliette_protocol::{Object, tool::CallResult};
+use oubliette_protocol::{JsonObject, tool::CallResult};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    script::{Call, Step},
-    tools::Tools,
-    voice::Voice,
+    script::{ScriptStep, ScriptedCall},
+    tool_servers::ToolServers,
+    updates::UpdateSender,
 };
 
 /// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// Everything was said.
-    Done,
-    /// Somebody cancelled it.
+pub(crate) enum AgentTurnEnd {
+    /// The model or the script finished.
+    Completed,
+    /// The host cancelled it.
     Cancelled,
-    /// The model's answer was cut at its longest.
-    TooLong,
-    /// The model asked for more rounds than a turn may have.
-    TooMany,
-    /// The model refused.
+    /// The model's answer was cut off at its output limit.
+    OutputLimit,
+    /// The turn reached its maximum number of requests to the model.
+    RequestLimit,
+    /// The model refused to answer.
     Refused,
 }
 
-/// What a turn works with.
-pub(crate) struct Turn<'a> {
-    /// Counted from 1 over the session's whole life.
+/// What a turn needs: where to report, which tools to call, and its cancellation.
+pub(crate) struct AgentTurn<'a> {
+    /// Counted from 1 over the session, restarts of this process included.
     number: usize,
-    voice: &'a Voice,
-    tools: &'a Tools,
+    update_sender: &'a UpdateSender,
+    tools: &'a ToolServers,
     cancel: &'a CancellationToken,
     calls: AtomicUsize,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> AgentTurn<'a> {
     pub(crate) fn new(
         number: usize,
-        voice: &'a Voice,
-        tools: &'a Tools,
+        update_sender: &'a UpdateSender,
+        tools: &'a ToolServers,
         cancel: &'a CancellationToken,
     ) -> Self {
         Self {
             number,
-            voice,
+            update_sender,
             tools,
             cancel,
             calls: AtomicUsize::new(0),
         }
     }
 
-    pub(crate) fn voice(&self) -> &'a Voice {
-        self.voice
+    pub(crate) fn updates(&self) -> &'a UpdateSender {
+        self.update_sender
     }
 
-    pub(crate) fn tools(&self) -> &'a Tools {
+    pub(crate) fn tools(&self) -> &'a ToolServers {
         self.tools
     }
 
-    pub(crate) fn cancelled(&self) -> bool {
+    pub(crate) fn is_cancelled(&self) -> bool {
         self.cancel.is_cancelled()
     }
 
-    /// Runs `work` unless the turn is cancelled first.
+    /// Runs `work`; `None` if the turn is cancelled first.
     pub(crate) async fn unless_cancelled<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -77,31 +77,31 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Calls a tool and shows call and result.
-    pub(crate) async fn call(&self, tool: &str, arguments: Object) -> CallResult {
-        // Unique in the session, over restarts too: the turn's number is remembered.
+    /// Calls a tool and reports the call and its result to the host.
+    pub(crate) async fn call(&self, tool: &str, arguments: JsonObject) -> CallResult {
         let id = format!(
             "call_{}_{}",
             self.number,
             self.calls.fetch_add(1, Ordering::Relaxed) + 1
         );
-        self.voice.calling(&id, tool, &arguments);
+        self.update_sender.send_call_started(&id, tool, &arguments);
         let result = self.tools.call(tool, arguments, self.cancel).await;
-        self.voice.called(&id, &result);
+        self.update_sender.send_call_result(&id, &result);
         result
     }
 
-    /// Shows a call that cannot even be made.
-    pub(crate) fn cannot_call(&self, tool: &str, why: String) -> CallResult {
-        let id = self.next_id();
+    /// Reports a call whose arguments are invalid, with an error result; nothing is called.
+    pub(crate) fn report_invalid_call(&self, tool: &str, why: String) -> CallResult {
+        let id = self.next_call_id();
         let result = CallResult::error(&oubliette_protocol::Error::invalid(why));
-        self.voice.calling(&id, tool, &Object::new());
-        self.voice.called(&id, &result);
+        self.update_sender
+            .send_call_started(&id, tool, &JsonObject::new());
+        self.update_sender.send_call_result(&id, &result);
         result
     }
 
-    /// Unique in the session, over restarts too: the turn's number is remembered.
-    fn next_id(&self) -> String {
+    /// An id that is unique in the session, across restarts too, because the turn's number is stored.
+    fn next_call_id(&self) -> String {
         format!(
             "call_{}_{}",
             self.number,
@@ -109,36 +109,36 @@ impl<'a> Turn<'a> {
         )
     }
 
-    /// Follows a script. A call that fails is shown and does not stop it.
-    pub(crate) async fn follow(&self, steps: &[Step]) -> Ended {
+    /// Executes a script's steps. A failing call is reported and does not stop the script.
+    pub(crate) async fn run_script(&self, steps: &[ScriptStep]) -> AgentTurnEnd {
         for step in steps {
-            if self.cancelled() {
-                return Ended::Cancelled;
+            if self.is_cancelled() {
+                return AgentTurnEnd::Cancelled;
             }
             match step {
-                Step::Say(text) => self.voice.say(text.as_str()),
-                Step::Call(Call { tool, arguments }) => {
+                ScriptStep::Say(text) => self.update_sender.send_text(text.as_str()),
+                ScriptStep::Call(ScriptedCall { tool, arguments }) => {
                     self.call(tool, arguments.clone()).await;
                 }
-                Step::Parallel(calls) => {
+                ScriptStep::Parallel(calls) => {
                     join_all(
                         calls
                             .iter()
-                            .map(|Call { tool, arguments }| self.call(tool, arguments.clone())),
+                            .map(|ScriptedCall { tool, arguments }| self.call(tool, arguments.clone())),
                     )
                     .await;
                 }
-                Step::SleepMs(millis) => {
+                ScriptStep::SleepMs(millis) => {
                     let _slept = self
                         .unless_cancelled(tokio::time::sleep(Duration::from_millis(*millis)))
                         .await;
                 }
             }
         }
-        if self.cancelled() {
-            Ended::Cancelled
+        if self.is_cancelled() {
+            AgentTurnEnd::Cancelled
         } else {
-            Ended::Done
+            AgentTurnEnd::Completed
         }
     }
 }

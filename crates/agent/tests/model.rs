@@ -1,5 +1,5 @@
-//! The built-in agent's model loop against scripted providers on loopback, over real stdio and with
-//! a real MCP server.
+//! The built-in agent's model loop against fake providers on loopback, over real stdio and with a real
+//! MCP server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -20,36 +20,36 @@ use axum::{
 };
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
-use support::{Agent, Kept, noted, server};
+use support::{AgentUnderTest, StoredMemory, stub_server, wait_for_note};
 use tokio::{net::TcpListener, sync::Notify};
 
-/// What a provider does next.
-enum Act {
+/// How the fake provider answers a request.
+enum ProviderAction {
     /// Stream these events.
     Stream(Vec<String>),
-    /// Stream these events, then nothing more until told.
+    /// Stream these events, then keep the connection open without sending more.
     StreamThenHang(Vec<String>),
     /// Answer with this status and body.
     Fail(u16, Value),
 }
 
 #[derive(Clone)]
-struct Provider {
+struct FakeProvider {
     url: String,
-    acts: Arc<Mutex<VecDeque<Act>>>,
+    acts: Arc<Mutex<VecDeque<ProviderAction>>>,
     /// Path, headers and body of every request.
-    asked: Arc<Mutex<Vec<(String, String, Value)>>>,
+    requests: Arc<Mutex<Vec<(String, String, Value)>>>,
     arrived: Arc<Notify>,
 }
 
-impl Provider {
-    async fn start(acts: Vec<Act>) -> Self {
+impl FakeProvider {
+    async fn start(acts: Vec<ProviderAction>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let provider = Self {
             url,
             acts: Arc::new(Mutex::new(acts.into())),
-            asked: Arc::default(),
+            requests: Arc::default(),
             arrived: Arc::default(),
         };
         let app = Router::new().fallback(answer).with_state(provider.clone());
@@ -62,20 +62,20 @@ impl Provider {
     }
 
     fn body(&self, request: usize) -> Value {
-        self.asked.lock().unwrap()[request].2.clone()
+        self.requests.lock().unwrap()[request].2.clone()
     }
 
     fn count(&self) -> usize {
-        self.asked.lock().unwrap().len()
+        self.requests.lock().unwrap().len()
     }
 }
 
-async fn answer(State(provider): State<Provider>, request: Request) -> Response {
+async fn answer(State(provider): State<FakeProvider>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
     let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
     provider
-        .asked
+        .requests
         .lock()
         .unwrap()
         .push((parts.uri.to_string(), format!("{:?}", parts.headers), body));
@@ -84,89 +84,92 @@ async fn answer(State(provider): State<Provider>, request: Request) -> Response 
     let sse = [("content-type", "text/event-stream")];
     let each = |events: Vec<String>| stream::iter(events.into_iter().map(Ok::<_, Infallible>));
     match act {
-        Some(Act::Stream(events)) => (sse, Body::from_stream(each(events))).into_response(),
-        Some(Act::StreamThenHang(events)) => {
+        Some(ProviderAction::Stream(events)) => (sse, Body::from_stream(each(events))).into_response(),
+        Some(ProviderAction::StreamThenHang(events)) => {
             let hang = stream::once(std::future::pending::<Result<String, Infallible>>());
             (sse, Body::from_stream(each(events).chain(hang))).into_response()
         }
-        Some(Act::Fail(status, body)) => {
+        Some(ProviderAction::Fail(status, body)) => {
             (http::StatusCode::from_u16(status).unwrap(), axum::Json(body)).into_response()
         }
         None => (http::StatusCode::IM_A_TEAPOT, "nothing more was expected").into_response(),
     }
 }
 
-fn data(value: &Value) -> String {
+fn sse_data(value: &Value) -> String {
     format!("data: {value}\n\n")
 }
 
-/// A piece of an OpenAI stream.
-fn delta(delta: &Value) -> String {
-    data(
+/// A chunk of an OpenAI stream.
+fn openai_delta(delta: &Value) -> String {
+    sse_data(
         &json!({ "id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [{ "index": 0, "delta": delta, "finish_reason": null }] }),
     )
 }
 
-/// The end of one.
-fn finish(reason: &str) -> Vec<String> {
+/// The last chunks of an OpenAI stream.
+fn openai_finish(reason: &str) -> Vec<String> {
     vec![
-        data(
+        sse_data(
             &json!({ "id": "c", "model": "m", "choices": [{ "index": 0, "delta": {}, "finish_reason": reason }] }),
         ),
-        data(
+        sse_data(
             &json!({ "id": "c", "model": "m", "choices": [], "usage": { "prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14 } }),
         ),
         "data: [DONE]\n\n".to_owned(),
     ]
 }
 
-fn says(text: &str) -> Act {
+fn stream_text(text: &str) -> ProviderAction {
     let pieces = text
         .split_inclusive(' ')
-        .map(|piece| delta(&json!({ "content": piece })));
-    Act::Stream(pieces.chain(finish("stop")).collect())
+        .map(|piece| openai_delta(&json!({ "content": piece })));
+    ProviderAction::Stream(pieces.chain(openai_finish("stop")).collect())
 }
 
-/// Wants these calls, their arguments cut into pieces and interleaved as providers do.
-fn wants(calls: &[(&str, &str)]) -> Act {
-    let mut events = vec![delta(&json!({ "role": "assistant", "content": null }))];
+/// A stream that asks for these calls, their arguments split and interleaved as providers do.
+fn stream_calls(calls: &[(&str, &str)]) -> ProviderAction {
+    let mut events = vec![openai_delta(&json!({ "role": "assistant", "content": null }))];
     for (index, (tool, _)) in calls.iter().enumerate() {
         let call = json!([{ "index": index, "id": format!("id{index}"), "type": "function", "function": { "name": tool, "arguments": "" } }]);
-        events.push(delta(&json!({ "tool_calls": call })));
+        events.push(openai_delta(&json!({ "tool_calls": call })));
     }
     for half in 0..2 {
         for (index, (_, arguments)) in calls.iter().enumerate() {
             let (first, second) = arguments.split_at(arguments.len() / 2);
             let piece = if half == 0 { first } else { second };
-            events.push(delta(
+            events.push(openai_delta(
                 &json!({ "tool_calls": [{ "index": index, "function": { "arguments": piece } }] }),
             ));
         }
     }
-    events.extend(finish("tool_calls"));
-    Act::Stream(events)
+    events.extend(openai_finish("tool_calls"));
+    ProviderAction::Stream(events)
 }
 
 #[tokio::test]
-async fn text_streams_and_usage_is_told() {
-    let thinking = delta(&json!({ "reasoning_content": "hmm" }));
-    let Act::Stream(mut events) = says("hello there friend") else {
+async fn text_is_streamed_and_usage_reported() {
+    let thinking = openai_delta(&json!({ "reasoning_content": "hmm" }));
+    let ProviderAction::Stream(mut events) = stream_text("hello there friend") else {
         unreachable!()
     };
     events.insert(0, thinking);
-    let provider = Provider::start(vec![Act::Stream(events)]).await;
-    let mut agent = Agent::start(&provider.config("vllm/org/model-1"), Kept::default());
+    let provider = FakeProvider::start(vec![ProviderAction::Stream(events)]).await;
+    let mut agent = AgentUnderTest::start(&provider.config("vllm/org/model-1"), StoredMemory::default());
     let session = agent.open(json!([])).await;
     let answer = agent.prompt(&session, "hi").await;
 
     assert_eq!(answer["result"]["stopReason"], "end_turn", "{answer}");
-    assert_eq!(agent.said(), "hello there friend");
-    assert!(agent.of_kind("agent_message_chunk").len() >= 3, "it streams");
-    assert_eq!(agent.thought(), "hmm");
+    assert_eq!(agent.agent_text(), "hello there friend");
+    assert!(
+        agent.updates_of_kind("agent_message_chunk").len() >= 3,
+        "it streams"
+    );
+    assert_eq!(agent.agent_thoughts(), "hmm");
     assert_eq!(answer["result"]["_meta"]["usage"]["inputTokens"], 11);
     assert_eq!(answer["result"]["_meta"]["usage"]["totalTokens"], 14);
-    assert_eq!(agent.of_kind("usage_update")[0]["used"], 14);
-    let (path, _, body) = provider.asked.lock().unwrap()[0].clone();
+    assert_eq!(agent.updates_of_kind("usage_update")[0]["used"], 14);
+    let (path, _, body) = provider.requests.lock().unwrap()[0].clone();
     assert_eq!(path, "/vllm/v1/chat/completions");
     assert_eq!(body["model"], "org/model-1");
     assert_eq!(body["stream"], true);
@@ -180,26 +183,26 @@ async fn text_streams_and_usage_is_told() {
 #[tokio::test]
 async fn tools_are_called_side_by_side_and_their_results_go_back() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(vec![
-        wants(&[
+    let provider = FakeProvider::start(vec![
+        stream_calls(&[
             ("meet", "{}"),
             ("meet", "{}"),
             ("odd_name_x", "{\"text\":\"héllo\"}"),
             ("fail", "{}"),
             ("echo", "{\"text\":"),
         ]),
-        says("done"),
+        stream_text("done"),
     ])
     .await;
-    let kept = Kept::default();
-    let mut agent = Agent::start(&provider.config("openai/gpt-4o"), kept.clone());
-    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let stored = StoredMemory::default();
+    let mut agent = AgentUnderTest::start(&provider.config("openai/gpt-4o"), stored.clone());
+    let session = agent.open(json!([stub_server(&dir.path().join("notes"))])).await;
     let answer = agent.prompt(&session, "go").await;
 
     assert_eq!(answer["result"]["stopReason"], "end_turn", "{answer}");
-    assert_eq!(agent.said(), "done");
+    assert_eq!(agent.agent_text(), "done");
     let calls: Vec<&str> = agent
-        .of_kind("tool_call")
+        .updates_of_kind("tool_call")
         .iter()
         .map(|c| c["title"].as_str().unwrap())
         .collect();
@@ -240,23 +243,23 @@ async fn tools_are_called_side_by_side_and_their_results_go_back() {
     assert_eq!(results[2], ("id2", "héllo"));
     assert_eq!(results[3], ("id3", "Error: it did not work"));
     assert!(results[4].1.contains("not a JSON object"), "{results:?}");
-    let kinds: Vec<Value> = kept.entries().iter().map(|e| e["kind"].clone()).collect();
+    let kinds: Vec<Value> = stored.entries().iter().map(|e| e["kind"].clone()).collect();
     assert_eq!(kinds, ["user", "assistant", "results", "assistant"]);
 }
 
 #[tokio::test]
-async fn a_loaded_session_goes_on_where_it_was() {
-    let provider = Provider::start(vec![says("first answer"), says("second answer")]).await;
-    let kept = Kept::default();
-    let mut first = Agent::start(&provider.config("ollama/qwen"), kept.clone());
+async fn a_loaded_session_continues_its_conversation() {
+    let provider = FakeProvider::start(vec![stream_text("first answer"), stream_text("second answer")]).await;
+    let stored = StoredMemory::default();
+    let mut first = AgentUnderTest::start(&provider.config("ollama/qwen"), stored.clone());
     let session = first.open(json!([])).await;
     first.prompt(&session, "first question").await;
     first.child.kill().await.unwrap();
 
-    let mut second = Agent::start(&provider.config("ollama/qwen"), kept);
+    let mut second = AgentUnderTest::start(&provider.config("ollama/qwen"), stored);
     second.load(&session, json!([])).await;
     second.prompt(&session, "second question").await;
-    assert_eq!(second.said(), "second answer");
+    assert_eq!(second.agent_text(), "second answer");
     let texts: Vec<Value> = provider.body(1)["messages"]
         .as_array()
         .unwrap()
@@ -270,7 +273,7 @@ async fn a_loaded_session_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn anthropic_is_asked_its_own_way() {
+async fn anthropic_is_called_with_its_own_api() {
     let dir = tempfile::tempdir().unwrap();
     let event = |value: Value| format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap());
     let started = event(
@@ -328,23 +331,27 @@ async fn anthropic_is_asked_its_own_way() {
         vec![json!({ "type": "text_delta", "text": "Found." })],
     ));
     done.extend(ended("end_turn"));
-    let provider = Provider::start(vec![Act::Stream(wanted), Act::Stream(done)]).await;
-    let mut agent = Agent::start(&provider.config("anthropic/claude-sonnet-4-5"), Kept::default());
-    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let provider =
+        FakeProvider::start(vec![ProviderAction::Stream(wanted), ProviderAction::Stream(done)]).await;
+    let mut agent = AgentUnderTest::start(
+        &provider.config("anthropic/claude-sonnet-4-5"),
+        StoredMemory::default(),
+    );
+    let session = agent.open(json!([stub_server(&dir.path().join("notes"))])).await;
     let answer = agent.prompt(&session, "go").await;
 
     assert_eq!(answer["result"]["stopReason"], "end_turn", "{answer}");
-    assert_eq!(agent.said(), "Looking. Found.");
-    assert_eq!(agent.thought(), "which tool?");
+    assert_eq!(agent.agent_text(), "Looking. Found.");
+    assert_eq!(agent.agent_thoughts(), "which tool?");
     assert_eq!(
         agent
-            .of_kind("tool_call_update")
+            .updates_of_kind("tool_call_update")
             .iter()
             .filter(|u| u["status"] == "completed")
             .count(),
         2
     );
-    let (path, headers, body) = provider.asked.lock().unwrap()[1].clone();
+    let (path, headers, body) = provider.requests.lock().unwrap()[1].clone();
     assert_eq!(path, "/anthropic/v1/messages");
     assert!(headers.contains("anthropic-version"));
     assert!(body["max_tokens"].as_u64().unwrap() > 0);
@@ -367,25 +374,25 @@ async fn anthropic_is_asked_its_own_way() {
 }
 
 #[tokio::test]
-async fn gemini_is_asked_its_own_way() {
+async fn gemini_is_called_with_its_own_api() {
     let dir = tempfile::tempdir().unwrap();
     let piece = |parts: Value, end: Value| {
-        data(
+        sse_data(
             &json!({ "candidates": [{ "content": { "role": "model", "parts": parts }, "finishReason": end }], "usageMetadata": { "promptTokenCount": 5, "candidatesTokenCount": 2, "totalTokenCount": 7 } }),
         )
     };
     let call = json!([{ "functionCall": { "name": "echo", "args": { "text": "from gemini" } }, "thoughtSignature": "signed-by-gemini" }]);
-    let provider = Provider::start(vec![
-        Act::Stream(vec![piece(call, json!("STOP"))]),
-        Act::Stream(vec![piece(json!([{ "text": "fine" }]), json!("STOP"))]),
+    let provider = FakeProvider::start(vec![
+        ProviderAction::Stream(vec![piece(call, json!("STOP"))]),
+        ProviderAction::Stream(vec![piece(json!([{ "text": "fine" }]), json!("STOP"))]),
     ])
     .await;
-    let mut agent = Agent::start(&provider.config("gemini/gemini-3-pro"), Kept::default());
-    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let mut agent = AgentUnderTest::start(&provider.config("gemini/gemini-3-pro"), StoredMemory::default());
+    let session = agent.open(json!([stub_server(&dir.path().join("notes"))])).await;
     let answer = agent.prompt(&session, "go").await;
     assert_eq!(answer["result"]["stopReason"], "end_turn", "{answer}");
-    assert_eq!(agent.said(), "fine");
-    let (path, _, body) = provider.asked.lock().unwrap()[1].clone();
+    assert_eq!(agent.agent_text(), "fine");
+    let (path, _, body) = provider.requests.lock().unwrap()[1].clone();
     assert_eq!(
         path,
         "/gemini/v1beta/models/gemini-3-pro:streamGenerateContent?alt=sse"
@@ -400,39 +407,46 @@ async fn gemini_is_asked_its_own_way() {
 }
 
 #[tokio::test]
-async fn cancel_stops_a_stream_at_once_and_what_was_said_is_remembered() {
-    let hello = delta(&json!({ "content": "I was about to" }));
-    let provider = Provider::start(vec![Act::StreamThenHang(vec![hello]), says("next")]).await;
-    let kept = Kept::default();
-    let mut agent = Agent::start(&provider.config("x/y"), kept.clone());
+async fn cancel_stops_a_stream_and_keeps_the_text_so_far() {
+    let hello = openai_delta(&json!({ "content": "I was about to" }));
+    let provider = FakeProvider::start(vec![
+        ProviderAction::StreamThenHang(vec![hello]),
+        stream_text("next"),
+    ])
+    .await;
+    let stored = StoredMemory::default();
+    let mut agent = AgentUnderTest::start(&provider.config("x/y"), stored.clone());
     let session = agent.open(json!([])).await;
     let prompt = agent.start_prompt(&session, "go").await;
-    agent.until_update("agent_message_chunk").await;
+    agent.wait_for_update("agent_message_chunk").await;
     agent
         .notify("session/cancel", json!({ "sessionId": session }))
         .await;
-    let answer = agent.answer(prompt).await;
+    let answer = agent.wait_for_answer(prompt).await;
     assert_eq!(answer["result"]["stopReason"], "cancelled");
-    assert_eq!(kept.entries()[1]["text"], "I was about to");
+    assert_eq!(stored.entries()[1]["text"], "I was about to");
     agent.prompt(&session, "and?").await;
-    assert_eq!(agent.said(), "next");
+    assert_eq!(agent.agent_text(), "next");
 }
 
 #[tokio::test]
-async fn cancel_during_a_call_leaves_a_whole_conversation() {
+async fn cancel_during_a_call_leaves_a_valid_conversation() {
     let dir = tempfile::tempdir().unwrap();
     let notes = dir.path().join("notes");
-    let provider = Provider::start(vec![wants(&[("wait", "{}")]), says("next")]).await;
-    let mut agent = Agent::start(&provider.config("x/y"), Kept::default());
-    let session = agent.open(json!([server(&notes)])).await;
+    let provider = FakeProvider::start(vec![stream_calls(&[("wait", "{}")]), stream_text("next")]).await;
+    let mut agent = AgentUnderTest::start(&provider.config("x/y"), StoredMemory::default());
+    let session = agent.open(json!([stub_server(&notes)])).await;
     let prompt = agent.start_prompt(&session, "go").await;
-    agent.until_update("tool_call").await;
-    noted(&notes, "call wait").await;
+    agent.wait_for_update("tool_call").await;
+    wait_for_note(&notes, "call wait").await;
     agent
         .notify("session/cancel", json!({ "sessionId": session }))
         .await;
-    assert_eq!(agent.answer(prompt).await["result"]["stopReason"], "cancelled");
-    noted(&notes, "cancelled wait").await;
+    assert_eq!(
+        agent.wait_for_answer(prompt).await["result"]["stopReason"],
+        "cancelled"
+    );
+    wait_for_note(&notes, "cancelled wait").await;
     assert_eq!(provider.count(), 1, "the model is not asked again");
     agent.prompt(&session, "and?").await;
     let roles: Vec<Value> = provider.body(1)["messages"]
@@ -445,20 +459,20 @@ async fn cancel_during_a_call_leaves_a_whole_conversation() {
 }
 
 #[tokio::test]
-async fn trouble_is_retried_and_then_told() {
-    let busy = || Act::Fail(503, json!({ "error": { "message": "overloaded" } }));
-    let provider = Provider::start(vec![
-        Act::Fail(429, json!({})),
+async fn transient_failures_are_retried_then_reported() {
+    let busy = || ProviderAction::Fail(503, json!({ "error": { "message": "overloaded" } }));
+    let provider = FakeProvider::start(vec![
+        ProviderAction::Fail(429, json!({})),
         busy(),
-        Act::Stream(vec![]),
-        says("at last"),
+        ProviderAction::Stream(vec![]),
+        stream_text("at last"),
     ])
     .await;
-    let mut agent = Agent::start(&provider.config("x/y"), Kept::default());
+    let mut agent = AgentUnderTest::start(&provider.config("x/y"), StoredMemory::default());
     let session = agent.open(json!([])).await;
     let answer = agent.prompt(&session, "go").await;
     assert_eq!(answer["result"]["stopReason"], "end_turn", "{answer}");
-    assert_eq!(agent.said(), "at last");
+    assert_eq!(agent.agent_text(), "at last");
     assert_eq!(provider.count(), 4);
 
     provider.acts.lock().unwrap().extend((0..5).map(|_| busy()));
@@ -471,11 +485,10 @@ async fn trouble_is_retried_and_then_told() {
     assert!(message.contains("5 times"), "{message}");
     assert_eq!(answer["error"]["data"]["status"], 503);
 
-    provider
-        .acts
-        .lock()
-        .unwrap()
-        .push_back(Act::Fail(401, json!({ "error": { "message": "wrong key" } })));
+    provider.acts.lock().unwrap().push_back(ProviderAction::Fail(
+        401,
+        json!({ "error": { "message": "wrong key" } }),
+    ));
     let answer = agent.prompt(&session, "once more").await;
     assert!(
         answer["error"]["message"]
@@ -485,7 +498,7 @@ async fn trouble_is_retried_and_then_told() {
         "{answer}"
     );
     assert_eq!(provider.count(), 10, "a refusal is not retried");
-    provider.acts.lock().unwrap().push_back(says("well again"));
+    provider.acts.lock().unwrap().push_back(stream_text("well again"));
     assert_eq!(
         agent.prompt(&session, "now?").await["result"]["stopReason"],
         "end_turn"
@@ -493,14 +506,14 @@ async fn trouble_is_retried_and_then_told() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_not_shown_twice() {
-    let error = data(&json!({ "error": { "message": "upstream fell over" } }));
-    let provider = Provider::start(vec![Act::Stream(vec![
-        delta(&json!({ "content": "half" })),
+async fn an_answer_that_ends_early_is_not_requested_again() {
+    let error = sse_data(&json!({ "error": { "message": "upstream fell over" } }));
+    let provider = FakeProvider::start(vec![ProviderAction::Stream(vec![
+        openai_delta(&json!({ "content": "half" })),
         error,
     ])])
     .await;
-    let mut agent = Agent::start(&provider.config("x/y"), Kept::default());
+    let mut agent = AgentUnderTest::start(&provider.config("x/y"), StoredMemory::default());
     let session = agent.open(json!([])).await;
     let answer = agent.prompt(&session, "go").await;
     assert!(
@@ -511,17 +524,17 @@ async fn an_answer_that_breaks_off_is_not_shown_twice() {
         "{answer}"
     );
     assert_eq!(provider.count(), 1);
-    assert_eq!(agent.said(), "half");
+    assert_eq!(agent.agent_text(), "half");
 }
 
 #[tokio::test]
-async fn rounds_are_bounded() {
+async fn requests_per_turn_are_limited() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start((0..9).map(|_| wants(&[("echo", "{}")])).collect()).await;
+    let provider = FakeProvider::start((0..9).map(|_| stream_calls(&[("echo", "{}")])).collect()).await;
     let mut config = provider.config("x/y");
     config["max_iterations"] = json!(3);
-    let mut agent = Agent::start(&config, Kept::default());
-    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let mut agent = AgentUnderTest::start(&config, StoredMemory::default());
+    let session = agent.open(json!([stub_server(&dir.path().join("notes"))])).await;
     let answer = agent.prompt(&session, "go").await;
     assert_eq!(answer["result"]["stopReason"], "max_turn_requests", "{answer}");
     assert_eq!(provider.count(), 3);
@@ -529,16 +542,16 @@ async fn rounds_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_list_that_changes_is_followed() {
+async fn a_changed_tool_list_is_listed_again() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(vec![
-        wants(&[("grow", "{}")]),
-        wants(&[("grown", "{\"text\":\"new\"}")]),
-        says("ok"),
+    let provider = FakeProvider::start(vec![
+        stream_calls(&[("grow", "{}")]),
+        stream_calls(&[("grown", "{\"text\":\"new\"}")]),
+        stream_text("ok"),
     ])
     .await;
-    let mut agent = Agent::start(&provider.config("x/y"), Kept::default());
-    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let mut agent = AgentUnderTest::start(&provider.config("x/y"), StoredMemory::default());
+    let session = agent.open(json!([stub_server(&dir.path().join("notes"))])).await;
     agent.prompt(&session, "go").await;
     let names = |request| provider.body(request)["tools"].to_string();
     assert!(!names(0).contains("grown"));
@@ -546,24 +559,24 @@ async fn a_list_that_changes_is_followed() {
 }
 
 #[tokio::test]
-async fn a_conversation_too_long_is_shortened() {
+async fn a_conversation_that_is_too_long_is_shortened() {
     let long = "x".repeat(3000);
-    let too_long = Act::Fail(
+    let too_long = ProviderAction::Fail(
         400,
         json!({ "error": { "message": "maximum context length is 10 tokens" } }),
     );
-    let provider = Provider::start(vec![
-        says(&long),
-        says(&long),
-        says("three"),
+    let provider = FakeProvider::start(vec![
+        stream_text(&long),
+        stream_text(&long),
+        stream_text("three"),
         too_long,
-        says("four"),
+        stream_text("four"),
     ])
     .await;
-    let kept = Kept::default();
+    let stored = StoredMemory::default();
     let mut config = provider.config("x/y");
     config["context_chars"] = json!(5000);
-    let mut agent = Agent::start(&config, kept.clone());
+    let mut agent = AgentUnderTest::start(&config, stored.clone());
     let session = agent.open(json!([])).await;
     for prompt in ["one", "two", "three", "four"] {
         let answer = agent.prompt(&session, prompt).await;
@@ -573,15 +586,23 @@ async fn a_conversation_too_long_is_shortened() {
         provider.body(2)["messages"].to_string().len() < 5000,
         "cut before it was sent"
     );
-    assert_eq!(agent.said(), "four", "and again when the provider asked for it");
-    assert!(kept.entries()[0]["kind"] == "forgotten", "{:?}", kept.entries());
-    assert!(json!(kept.entries()).to_string().len() < 5000);
+    assert_eq!(
+        agent.agent_text(),
+        "four",
+        "and again when the provider asked for it"
+    );
+    assert!(
+        stored.entries()[0]["kind"] == "forgotten",
+        "{:?}",
+        stored.entries()
+    );
+    assert!(json!(stored.entries()).to_string().len() < 5000);
 }
 
 #[tokio::test]
-async fn no_forwarder_is_told_as_such() {
+async fn a_missing_forwarder_is_reported_as_a_connection_error() {
     let config = json!({ "prompt": "", "model": "x/y", "base_url": "http://127.0.0.1:1", "retry_ms": 1 });
-    let mut agent = Agent::start(&config, Kept::default());
+    let mut agent = AgentUnderTest::start(&config, StoredMemory::default());
     let session = agent.open(json!([])).await;
     let answer = agent.prompt(&session, "go").await;
     assert!(

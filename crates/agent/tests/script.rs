@@ -1,4 +1,4 @@
-//! The built-in agent with a script for a model, over real stdio and with a real MCP server.
+//! The built-in agent with a script in place of a model, over real stdio and with a real MCP server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -6,15 +6,15 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Agent, Kept, noted, script, server};
+use support::{AgentUnderTest, StoredMemory, script_config, stub_server, wait_for_note};
 
 fn call(tool: &str, arguments: Value) -> Value {
     json!({ "call": { "tool": tool, "arguments": arguments } })
 }
 
 #[tokio::test]
-async fn it_introduces_itself() {
-    let mut agent = Agent::start(&script(json!([[]])), Kept::default());
+async fn initialize_reports_version_and_capabilities() {
+    let mut agent = AgentUnderTest::start(&script_config(json!([[]])), StoredMemory::default());
     let answer = agent.initialize().await;
     assert_eq!(answer["result"]["protocolVersion"], 1);
     assert_eq!(answer["result"]["agentCapabilities"]["loadSession"], true);
@@ -23,20 +23,20 @@ async fn it_introduces_itself() {
 }
 
 #[tokio::test]
-async fn a_turn_says_calls_and_shows_results() {
+async fn a_turn_reports_its_text_calls_and_results() {
     let dir = tempfile::tempdir().unwrap();
     let notes = dir.path().join("notes");
     let steps = json!([[
         { "say": "first " }, call("echo", json!({ "text": "héllo" })), call("fail", json!({})),
         call("hidden", json!({})), call("nobody", json!({})), { "sleep_ms": 1 }, { "say": "last" }
     ]]);
-    let mut agent = Agent::start(&script(steps), Kept::default());
-    let session = agent.open(json!([server(&notes)])).await;
+    let mut agent = AgentUnderTest::start(&script_config(steps), StoredMemory::default());
+    let session = agent.open(json!([stub_server(&notes)])).await;
     let answer = agent.prompt(&session, "go").await;
 
     assert_eq!(answer["result"]["stopReason"], "end_turn");
-    assert_eq!(agent.said(), "first last");
-    let calls = agent.of_kind("tool_call");
+    assert_eq!(agent.agent_text(), "first last");
+    let calls = agent.updates_of_kind("tool_call");
     assert_eq!(
         calls
             .iter()
@@ -45,7 +45,7 @@ async fn a_turn_says_calls_and_shows_results() {
         ["echo", "fail", "hidden", "nobody"]
     );
     assert_eq!(calls[0]["rawInput"], json!({ "text": "héllo" }));
-    let results = agent.of_kind("tool_call_update");
+    let results = agent.updates_of_kind("tool_call_update");
     assert_eq!(results[0]["toolCallId"], calls[0]["toolCallId"]);
     assert_eq!(results[0]["status"], "completed");
     assert_eq!(
@@ -73,16 +73,16 @@ async fn a_turn_says_calls_and_shows_results() {
 }
 
 #[tokio::test]
-async fn a_result_of_ten_megabytes_is_told_from_its_beginning() {
+async fn a_result_of_ten_megabytes_is_reported_truncated() {
     let dir = tempfile::tempdir().unwrap();
     let steps = json!([[call("big", json!({ "bytes": 10_000_000 })), { "say": "read" }]]);
-    let mut agent = Agent::start(&script(steps), Kept::default());
-    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let mut agent = AgentUnderTest::start(&script_config(steps), StoredMemory::default());
+    let session = agent.open(json!([stub_server(&dir.path().join("notes"))])).await;
     let answer = agent.prompt(&session, "go").await;
 
     assert_eq!(answer["result"]["stopReason"], "end_turn");
-    assert_eq!(agent.said(), "read");
-    let result = agent.of_kind("tool_call_update")[0];
+    assert_eq!(agent.agent_text(), "read");
+    let result = agent.updates_of_kind("tool_call_update")[0];
     assert_eq!(result["status"], "completed");
     assert!(result.to_string().len() < 2 * 1024 * 1024);
     let text = result["rawOutput"]["content"][0]["text"].as_str().unwrap();
@@ -91,15 +91,15 @@ async fn a_result_of_ten_megabytes_is_told_from_its_beginning() {
 }
 
 #[tokio::test]
-async fn parallel_calls_are_open_at_the_same_time() {
+async fn parallel_calls_run_at_the_same_time() {
     let dir = tempfile::tempdir().unwrap();
     let steps =
         json!([[{ "parallel": [{ "tool": "meet", "arguments": {} }, { "tool": "meet", "arguments": {} }] }]]);
-    let mut agent = Agent::start(&script(steps), Kept::default());
-    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let mut agent = AgentUnderTest::start(&script_config(steps), StoredMemory::default());
+    let session = agent.open(json!([stub_server(&dir.path().join("notes"))])).await;
     let answer = agent.prompt(&session, "go").await;
     assert_eq!(answer["result"]["stopReason"], "end_turn");
-    let results = agent.of_kind("tool_call_update");
+    let results = agent.updates_of_kind("tool_call_update");
     assert_eq!(results.len(), 2);
     assert!(results.iter().all(|r| r["status"] == "completed"));
     assert_ne!(results[0]["toolCallId"], results[1]["toolCallId"]);
@@ -110,13 +110,13 @@ async fn cancel_reaches_the_tool_and_ends_the_turn() {
     let dir = tempfile::tempdir().unwrap();
     let notes = dir.path().join("notes");
     let steps = json!([[call("wait", json!({})), { "say": "never" }], [{ "say": "next" }]]);
-    let mut agent = Agent::start(&script(steps), Kept::default());
-    let session = agent.open(json!([server(&notes)])).await;
+    let mut agent = AgentUnderTest::start(&script_config(steps), StoredMemory::default());
+    let session = agent.open(json!([stub_server(&notes)])).await;
     let prompt = agent.start_prompt(&session, "go").await;
-    agent.until_update("tool_call").await;
-    noted(&notes, "call wait").await;
+    agent.wait_for_update("tool_call").await;
+    wait_for_note(&notes, "call wait").await;
     let busy = agent.start_prompt(&session, "me too").await;
-    let busy = agent.answer(busy).await;
+    let busy = agent.wait_for_answer(busy).await;
     assert!(
         busy["error"]["message"]
             .as_str()
@@ -127,91 +127,104 @@ async fn cancel_reaches_the_tool_and_ends_the_turn() {
     agent
         .notify("session/cancel", json!({ "sessionId": session }))
         .await;
-    let answer = agent.answer(prompt).await;
+    let answer = agent.wait_for_answer(prompt).await;
 
     assert_eq!(answer["result"]["stopReason"], "cancelled");
-    assert_eq!(agent.of_kind("tool_call_update")[0]["status"], "failed");
-    assert_eq!(agent.said(), "");
-    noted(&notes, "cancelled wait").await;
+    assert_eq!(agent.updates_of_kind("tool_call_update")[0]["status"], "failed");
+    assert_eq!(agent.agent_text(), "");
+    wait_for_note(&notes, "cancelled wait").await;
     assert_eq!(
         agent.prompt(&session, "again").await["result"]["stopReason"],
         "end_turn"
     );
-    assert_eq!(agent.said(), "next", "a cancelled turn was a turn");
+    assert_eq!(agent.agent_text(), "next", "a cancelled turn was a turn");
 }
 
 #[tokio::test]
-async fn a_cancel_right_behind_the_prompt_is_not_lost() {
-    let mut agent = Agent::start(&script(json!([[{ "sleep_ms": 3_600_000 }]])), Kept::default());
+async fn a_cancel_sent_right_after_the_prompt_is_not_lost() {
+    let mut agent = AgentUnderTest::start(
+        &script_config(json!([[{ "sleep_ms": 3_600_000 }]])),
+        StoredMemory::default(),
+    );
     let session = agent.open(json!([])).await;
     let prompt = agent.start_prompt(&session, "go").await;
     agent
         .notify("session/cancel", json!({ "sessionId": session }))
         .await;
-    assert_eq!(agent.answer(prompt).await["result"]["stopReason"], "cancelled");
+    assert_eq!(
+        agent.wait_for_answer(prompt).await["result"]["stopReason"],
+        "cancelled"
+    );
     let second = agent.start_prompt(&session, "go").await;
     agent
         .notify("$/cancel_request", json!({ "requestId": second }))
         .await;
-    assert_eq!(agent.answer(second).await["result"]["stopReason"], "cancelled");
+    assert_eq!(
+        agent.wait_for_answer(second).await["result"]["stopReason"],
+        "cancelled"
+    );
 }
 
 #[tokio::test]
-async fn which_turn_it_is_survives_a_killed_process() {
-    let kept = Kept::default();
+async fn the_turn_count_survives_a_killed_process() {
+    let stored = StoredMemory::default();
     let turns =
         json!([[{ "say": "one" }], [{ "say": "two" }, { "sleep_ms": 3_600_000 }], [{ "say": "three" }]]);
-    let mut first = Agent::start(&script(turns.clone()), kept.clone());
+    let mut first = AgentUnderTest::start(&script_config(turns.clone()), stored.clone());
     let session = first.open(json!([])).await;
     first.prompt(&session, "a").await;
-    assert_eq!(first.said(), "one");
+    assert_eq!(first.agent_text(), "one");
     first.updates.clear();
     first.start_prompt(&session, "b").await;
-    first.until_update("agent_message_chunk").await;
+    first.wait_for_update("agent_message_chunk").await;
     first.child.kill().await.unwrap();
 
-    let mut second = Agent::start(&script(turns), kept.clone());
+    let mut second = AgentUnderTest::start(&script_config(turns), stored.clone());
     second.load(&session, json!([])).await;
     assert!(
         second.updates.is_empty(),
         "the host has the log; nothing is replayed into it"
     );
     second.prompt(&session, "c").await;
-    assert_eq!(second.said(), "three");
+    assert_eq!(second.agent_text(), "three");
     second.prompt(&session, "d").await;
-    assert_eq!(second.said(), "three", "the last turn repeats");
-    assert_eq!(kept.entries().len(), 4);
-    assert_eq!(kept.entries()[1], json!({ "kind": "user", "text": "b" }));
+    assert_eq!(second.agent_text(), "three", "the last turn repeats");
+    assert_eq!(stored.entries().len(), 4);
+    assert_eq!(stored.entries()[1], json!({ "kind": "user", "text": "b" }));
 }
 
 #[tokio::test]
-async fn a_new_process_remembers_also_without_load() {
-    let kept = Kept::default();
-    kept.0
+async fn memory_is_loaded_by_session_new_too() {
+    let stored = StoredMemory::default();
+    stored
+        .0
         .lock()
         .unwrap()
         .push(json!({ "kind": "user", "text": "before" }));
-    let mut agent = Agent::start(&script(json!([[{ "say": "one" }], [{ "say": "two" }]])), kept);
-    let session = agent.open(json!([])).await;
-    agent.prompt(&session, "go").await;
-    assert_eq!(agent.said(), "two");
-}
-
-#[tokio::test]
-async fn a_host_without_memory_is_good_enough() {
-    let mut agent = Agent::start(
-        &script(json!([[{ "say": "one" }], [{ "say": "two" }]])),
-        Kept::default(),
+    let mut agent = AgentUnderTest::start(
+        &script_config(json!([[{ "say": "one" }], [{ "say": "two" }]])),
+        stored,
     );
-    agent.remembers = false;
     let session = agent.open(json!([])).await;
     agent.prompt(&session, "go").await;
-    agent.prompt(&session, "go").await;
-    assert_eq!(agent.said(), "two");
+    assert_eq!(agent.agent_text(), "two");
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_where_the_host_sees_it() {
+async fn a_host_without_memory_methods_works() {
+    let mut agent = AgentUnderTest::start(
+        &script_config(json!([[{ "say": "one" }], [{ "say": "two" }]])),
+        StoredMemory::default(),
+    );
+    agent.has_memory_methods = false;
+    let session = agent.open(json!([])).await;
+    agent.prompt(&session, "go").await;
+    agent.prompt(&session, "go").await;
+    assert_eq!(agent.agent_text(), "two");
+}
+
+#[tokio::test]
+async fn configuration_and_startup_errors_are_returned_to_the_host() {
     let broken = json!({ "prompt": "", "model": "script:x.json", "script": "{\"turns\":[[{\"shout\":1}]]}" });
     for (config, servers, expected) in [
         (broken, json!([]), "shout"),
@@ -221,17 +234,17 @@ async fn what_is_wrong_is_said_where_the_host_sees_it() {
             "<provider>/<model>",
         ),
         (
-            script(json!([[]])),
+            script_config(json!([[]])),
             json!([{ "name": "no", "command": "/does/not/exist", "args": [], "env": [] }]),
             "/does/not/exist",
         ),
         (
-            script(json!([[]])),
+            script_config(json!([[]])),
             json!([{ "name": "no", "command": "/bin/false", "args": [], "env": [] }]),
             "did not start",
         ),
     ] {
-        let mut agent = Agent::start(&config, Kept::default());
+        let mut agent = AgentUnderTest::start(&config, StoredMemory::default());
         agent.initialize().await;
         let answer = agent
             .request("session/new", json!({ "cwd": "/", "mcpServers": servers }))
@@ -241,7 +254,7 @@ async fn what_is_wrong_is_said_where_the_host_sees_it() {
             .unwrap_or_else(|| panic!("{answer}"));
         assert!(message.contains(expected), "{message}");
     }
-    let mut agent = Agent::start(&json!({ "prompt": "x" }), Kept::default());
+    let mut agent = AgentUnderTest::start(&json!({ "prompt": "x" }), StoredMemory::default());
     let session = agent.open(json!([])).await;
     let answer = agent.prompt(&session, "go").await;
     assert!(
@@ -251,13 +264,16 @@ async fn what_is_wrong_is_said_where_the_host_sees_it() {
 }
 
 #[tokio::test]
-async fn rubbish_does_not_kill_it() {
-    let mut agent = Agent::start(&script(json!([[{ "say": "still here" }]])), Kept::default());
+async fn invalid_messages_do_not_end_the_process() {
+    let mut agent = AgentUnderTest::start(
+        &script_config(json!([[{ "say": "still here" }]])),
+        StoredMemory::default(),
+    );
     agent.send_line("this is no JSON").await;
     agent
         .send_line("{\"jsonrpc\":\"2.0\",\"id\":899,\"method\":\"session/new\"}")
         .await;
-    assert!(agent.answer(899).await.get("error").is_some());
+    assert!(agent.wait_for_answer(899).await.get("error").is_some());
     let session = agent.open(json!([])).await;
     agent
         .send_line("{\"jsonrpc\":\"2.0\",\"id\":900,\"method\":\"no/such\",\"params\":{}}")
@@ -266,8 +282,8 @@ async fn rubbish_does_not_kill_it() {
         .send_line("{\"jsonrpc\":\"2.0\",\"id\":901,\"method\":\"session/prompt\",\"params\":{\"prompt\":7}}")
         .await;
     agent.send_line("[]").await;
-    assert!(agent.answer(900).await["error"]["code"] == -32601);
-    assert!(agent.answer(901).await.get("error").is_some());
+    assert!(agent.wait_for_answer(900).await["error"]["code"] == -32601);
+    assert!(agent.wait_for_answer(901).await.get("error").is_some());
     let unknown = agent.prompt("somebody else's", "go").await;
     assert!(
         unknown["error"]["message"]
@@ -277,19 +293,19 @@ async fn rubbish_does_not_kill_it() {
         "{unknown}"
     );
     agent.prompt(&session, "go").await;
-    assert_eq!(agent.said(), "still here");
+    assert_eq!(agent.agent_text(), "still here");
 }
 
 #[tokio::test]
 async fn a_dead_tool_server_fails_a_call_and_is_started_again() {
     let dir = tempfile::tempdir().unwrap();
     let steps = json!([[call("environment", json!({})), call("die", json!({})), call("echo", json!({})), { "say": "on" }]]);
-    let mut agent = Agent::start(&script(steps), Kept::default());
-    let session = agent.open(json!([server(&dir.path().join("notes"))])).await;
+    let mut agent = AgentUnderTest::start(&script_config(steps), StoredMemory::default());
+    let session = agent.open(json!([stub_server(&dir.path().join("notes"))])).await;
     let answer = agent.prompt(&session, "go").await;
     assert_eq!(answer["result"]["stopReason"], "end_turn");
-    assert_eq!(agent.said(), "on");
-    let results = agent.of_kind("tool_call_update");
+    assert_eq!(agent.agent_text(), "on");
+    let results = agent.updates_of_kind("tool_call_update");
     let names = results[0]["rawOutput"]["content"][0]["text"].as_str().unwrap();
     assert!(
         names.contains("GIVEN") && !names.contains("OUBLIETTE_AGENT_CONFIG"),

@@ -1,4 +1,4 @@
-//! The server's address and the token; plain calls.
+//! The connection to the server: its address, the token, and single calls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,11 +11,11 @@ use serde_json::Value;
 
 use crate::{Error, Lend};
 
-/// A server and a token for it. Cheap to clone.
+/// A client for one server, with one token. Cheap to clone.
 #[derive(Clone)]
-pub struct Oubliette(Arc<Inner>);
+pub struct Oubliette(Arc<ClientShared>);
 
-struct Inner {
+struct ClientShared {
     http: reqwest::Client,
     base: Url,
 }
@@ -29,9 +29,9 @@ impl std::fmt::Debug for Oubliette {
 }
 
 impl Oubliette {
-    /// The server at this address (`http://127.0.0.1:8080`), under this token. Nothing is sent yet.
+    /// A client for the server at this address (`http://127.0.0.1:8080`), with this token. Nothing is sent yet.
     pub fn connect(address: &str, token: impl AsRef<str>) -> Result<Self, Error> {
-        // Fails when the program has chosen a provider already; then that one is used.
+        // Fails when the program has installed a TLS provider already; then that one is used.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut base = Url::parse(address).map_err(|why| Error::Invalid(format!("bad address: {why}")))?;
         if !matches!(base.scheme(), "http" | "https") {
@@ -50,17 +50,17 @@ impl Oubliette {
             .connect_timeout(Duration::from_secs(10))
             .build()
             .map_err(|why| Error::Invalid(format!("cannot make an HTTP client: {why}")))?;
-        Ok(Self(Arc::new(Inner { http, base })))
+        Ok(Self(Arc::new(ClientShared { http, base })))
     }
 
-    /// Begins to lend tools under this name: the agent sees `<caller_id>_<tool>`.
+    /// Begins a declaration of tools under this caller id: the agent sees `<caller_id>_<tool>`.
     pub fn lend(&self, caller_id: impl Into<String>) -> Lend {
         Lend::new(self.clone(), caller_id.into())
     }
 
-    /// Calls any of the server's tools by name: arguments in, the result object out.
+    /// Calls one of the server's own tools (`session_message`, `project_list`, …) and returns its result object.
     pub async fn call(&self, tool: &str, arguments: &Value) -> Result<Value, Error> {
-        let url = self.url(&format!("api/tools/{tool}"))?;
+        let url = self.join_url(&format!("api/tools/{tool}"))?;
         let response = self
             .0
             .http
@@ -68,29 +68,34 @@ impl Oubliette {
             .json(arguments)
             .send()
             .await
-            .map_err(unreachable)?;
-        let response = accepted(response).await?;
+            .map_err(unreachable_error)?;
+        let response = check_response(response).await?;
         response
             .json()
             .await
             .map_err(|why| Error::Unexpected(why.to_string()))
     }
 
-    /// Opens a session's event stream after this index.
-    pub(crate) async fn events(&self, session: &str, caller: &str, since: i64) -> Result<Response, Error> {
+    /// Opens a session's event stream; the first event is the one after index `since` (-1: the first of all).
+    pub(crate) async fn open_event_stream(
+        &self,
+        session: &str,
+        caller: &str,
+        since: i64,
+    ) -> Result<Response, Error> {
         let path = format!("api/sessions/{session}/events?since_index={since}&caller_id={caller}");
         let mut request = self
             .0
             .http
-            .get(self.url(&path)?)
+            .get(self.join_url(&path)?)
             .header(ACCEPT, "text/event-stream");
         if since >= 0 {
             request = request.header("Last-Event-ID", since);
         }
-        accepted(request.send().await.map_err(unreachable)?).await
+        check_response(request.send().await.map_err(unreachable_error)?).await
     }
 
-    fn url(&self, path: &str) -> Result<Url, Error> {
+    fn join_url(&self, path: &str) -> Result<Url, Error> {
         self.0
             .base
             .join(path)
@@ -98,13 +103,13 @@ impl Oubliette {
     }
 }
 
-async fn accepted(response: Response) -> Result<Response, Error> {
+async fn check_response(response: Response) -> Result<Response, Error> {
     #[derive(Deserialize)]
-    struct Body {
-        error: Said,
+    struct ErrorBody {
+        error: ErrorDetail,
     }
     #[derive(Deserialize)]
-    struct Said {
+    struct ErrorDetail {
         code: String,
         message: String,
     }
@@ -113,12 +118,12 @@ async fn accepted(response: Response) -> Result<Response, Error> {
         return Ok(response);
     }
     let text = response.text().await.unwrap_or_default();
-    Err(match serde_json::from_str::<Body>(&text) {
-        Ok(Body { error }) => Error::Refused {
+    Err(match serde_json::from_str::<ErrorBody>(&text) {
+        Ok(ErrorBody { error }) => Error::Refused {
             code: error.code,
             message: error.message,
         },
-        // Something between us and the server, most likely.
+        // Without our error body it most likely comes from a proxy in between.
         Err(_) if status.is_server_error() => Error::Unreachable(format!("HTTP {status}")),
         Err(_) if status == StatusCode::UNAUTHORIZED => Error::Refused {
             code: "unauthenticated".into(),
@@ -128,8 +133,8 @@ async fn accepted(response: Response) -> Result<Response, Error> {
     })
 }
 
-pub(crate) fn unreachable(why: reqwest::Error) -> Error {
-    // The source says what happened; the top only that something did.
+pub(crate) fn unreachable_error(why: reqwest::Error) -> Error {
+    // The innermost cause says what happened; the outer ones only that the request failed.
     let mut cause: &dyn std::error::Error = &why;
     while let Some(deeper) = cause.source() {
         cause = deeper;

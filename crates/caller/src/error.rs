@@ -1,34 +1,34 @@
-//! What can go wrong.
+//! The library's error type.
 
-/// What can go wrong.
+/// Why a call, a turn or a session failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server refused, with its code (`permission_denied`, `not_found`, …).
+    /// The server refused the request, or the turn failed.
     #[error("{message} ({code})")]
     Refused {
-        /// For programs.
+        /// The error code, for programs: `permission_denied`, `not_found`, …
         code: String,
-        /// For people.
+        /// The error text, for people.
         message: String,
     },
     /// The server could not be reached, or the connection broke.
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
-    /// The server answered with something else than its contract says.
+    /// The server's answer does not have the expected form.
     #[error("unexpected answer: {0}")]
     Unexpected(String),
-    /// The session ended before what was waited for.
+    /// The session ended, or its stream was lost, before the awaited turn completed.
     #[error("the session has ended: {0}")]
     Ended(String),
-    /// This program's own mistake: a bad address, token or schema.
+    /// The program gave an invalid address, token or name.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl Error {
-    /// Whether trying again later may help.
-    pub(crate) fn is_passing(&self) -> bool {
+    /// Whether the same request may succeed later.
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
             Error::Unreachable(_) => true,
             Error::Refused { code, .. } => {

@@ -1,4 +1,4 @@
-//! Which functions are lent, and how a session begins.
+//! The declaration of lent functions, and the message that starts a session with them.
 
 use std::{fmt::Display, future::Future, sync::Arc};
 
@@ -9,28 +9,28 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Event, Oubliette, Session};
 
-/// Requests worked on at once unless the program says otherwise.
-const CONCURRENCY: usize = 256;
+/// The default for how many requests run at once.
+const DEFAULT_CONCURRENCY: usize = 256;
 
-pub(crate) type Run = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, String>> + Send + Sync>;
-pub(crate) type OnEvent = Arc<dyn Fn(&Event) + Send + Sync>;
+pub(crate) type ToolFunction = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, String>> + Send + Sync>;
+pub(crate) type EventCallback = Arc<dyn Fn(&Event) + Send + Sync>;
 
-/// The functions a program lends, under one name.
+/// The functions a program lends to an agent, under one caller id.
 #[must_use = "nothing is lent before `start`"]
 pub struct Lend {
     pub(crate) client: Oubliette,
     pub(crate) caller_id: String,
-    pub(crate) tools: Vec<Tool>,
-    pub(crate) on_event: Option<OnEvent>,
+    pub(crate) tools: Vec<LentFunction>,
+    pub(crate) on_event: Option<EventCallback>,
     pub(crate) concurrency: usize,
 }
 
 #[derive(Clone)]
-pub(crate) struct Tool {
+pub(crate) struct LentFunction {
     name: String,
     description: String,
     schema: Value,
-    pub(crate) run: Run,
+    pub(crate) run: ToolFunction,
 }
 
 impl std::fmt::Debug for Lend {
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Lend {
     }
 }
 
-/// What to say to the agent, and to which.
+/// A message to an agent: its text, and which session, agent, project or workspace it is for.
 #[derive(Debug, Clone, Default)]
 pub struct Message(Map<String, Value>);
 
@@ -65,31 +65,31 @@ impl Message {
         Self::default().with("message", text.into())
     }
 
-    /// To a session that is already there.
+    /// Sends it to an existing session.
     #[must_use]
     pub fn session(self, session_id: impl Into<String>) -> Self {
         self.with("session_id", session_id.into())
     }
 
-    /// To this agent.
+    /// Starts the session with this agent, by its slug.
     #[must_use]
     pub fn agent(self, slug: impl Into<String>) -> Self {
         self.with("agent", slug.into())
     }
 
-    /// In this project.
+    /// Starts the session in this project.
     #[must_use]
     pub fn project(self, project_id: impl Into<String>) -> Self {
         self.with("project_id", project_id.into())
     }
 
-    /// In this workspace.
+    /// Starts the session in this workspace.
     #[must_use]
     pub fn workspace(self, workspace_id: impl Into<String>) -> Self {
         self.with("workspace_id", workspace_id.into())
     }
 
-    /// Any other argument of `session_message`.
+    /// Sets any other argument of `session_message`.
     #[must_use]
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.0.insert(field.into(), value.into());
@@ -112,12 +112,12 @@ impl Lend {
             caller_id,
             tools: Vec::new(),
             on_event: None,
-            concurrency: CONCURRENCY,
+            concurrency: DEFAULT_CONCURRENCY,
         }
     }
 
-    /// Lends a function. Its schema comes from its argument's type; its result goes back as JSON, its
-    /// error as the tool's error text.
+    /// Lends a function. The tool's input schema is made from the argument type; the result is sent back as
+    /// JSON, an error as the tool's error text.
     pub fn tool<A, R, E, F, Fut>(
         self,
         name: impl Into<String>,
@@ -142,7 +142,7 @@ impl Lend {
         })
     }
 
-    /// Lends a function with a schema of its own, on plain JSON.
+    /// Lends a function that takes and returns JSON, with this input schema.
     pub fn raw_tool<F, Fut>(
         mut self,
         name: impl Into<String>,
@@ -154,8 +154,8 @@ impl Lend {
         F: Fn(Value) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Value, String>> + Send + 'static,
     {
-        let run: Run = Arc::new(move |arguments| Box::pin(run(arguments)));
-        self.tools.push(Tool {
+        let run: ToolFunction = Arc::new(move |arguments| Box::pin(run(arguments)));
+        self.tools.push(LentFunction {
             name: name.into(),
             description: description.into(),
             schema,
@@ -164,37 +164,39 @@ impl Lend {
         self
     }
 
-    /// Hears every event of the session, in order. Must not block: the stream is read where it runs.
+    /// Calls a function for every event of the session, in order. It must not block: it runs on the task that
+    /// reads the stream.
     pub fn on_event(mut self, hear: impl Fn(&Event) + Send + Sync + 'static) -> Self {
         self.on_event = Some(Arc::new(hear));
         self
     }
 
-    /// How many requests are worked on at once; more wait their turn.
+    /// Limits how many requests run at once (default 256, at least 1); further ones wait.
     pub fn concurrency(mut self, most: usize) -> Self {
         self.concurrency = most.max(1);
         self
     }
 
-    /// Sends the message with the tools declared, and serves them from then on.
+    /// Sends the message, which declares the tools, and answers requests for them until the [`Session`] is
+    /// dropped.
     pub async fn start(self, message: impl Into<Message>) -> Result<Session, Error> {
         Session::start(self, message.into()).await
     }
 
-    /// The `context` of `session_message`.
+    /// The `context` argument of `session_message`: caller id and tool declarations.
     pub(crate) fn context(&self) -> Value {
-        let declared = |tool: &Tool| json!({ "name": tool.name, "description": tool.description, "inputSchema": tool.schema });
+        let declared = |tool: &LentFunction| json!({ "name": tool.name, "description": tool.description, "inputSchema": tool.schema });
         let tools: Vec<_> = self.tools.iter().map(declared).collect();
         json!({ "caller_id": self.caller_id, "caller_tools": tools })
     }
 
-    pub(crate) fn find(&self, name: &str) -> Option<&Tool> {
+    pub(crate) fn find_tool(&self, name: &str) -> Option<&LentFunction> {
         self.tools.iter().find(|tool| tool.name == name)
     }
 }
 
-/// A tool's schema must be of type object: a type that is anything goes (`Value`) or nothing (`()`) takes
-/// an object all the same.
+/// The schema of a type as a tool's input schema, which must be of type object. For other types, such as
+/// `Value` and `()`, it is an object with any fields.
 fn object_schema(mut schema: Value) -> Value {
     match schema.as_object_mut() {
         Some(object) if object.get("type").is_some_and(|t| t == "object") => {
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_is_the_arguments_type() {
+    fn the_input_schema_is_made_from_the_argument_type() {
         let client = Oubliette::connect("http://localhost:1", "t").unwrap();
         let lend = client
             .lend("myapp")

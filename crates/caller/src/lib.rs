@@ -18,27 +18,27 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The agent sees `myapp_notify` with a schema made from `Note`. The library holds the session's event
-//! stream, runs your function for each request (many at once), and sends the answer. It comes back after
-//! a lost connection where it left off, and runs no request twice.
+//! The agent sees `myapp_notify` with a schema made from `Note`. The library reads the session's event
+//! stream, runs your function for each request (many at once), and sends the answer. After a lost connection
+//! it resumes at the last event it has seen, and it runs no request twice.
 //!
-//! It speaks the server's REST and SSE doors and knows nothing of the server's insides. In the order data
-//! flows:
+//! It uses only the server's public REST and SSE interface. In the order data flows:
 //!
-//! - [`client`]: the server's address and the token; plain calls.
-//! - [`lend`]: which functions are lent, and how a session begins.
-//! - `sse`: bytes → server-sent events; [`event`]: what a session says.
-//! - `follow`: the stream, from where it was left; `answer`: one request worked on and answered once.
-//! - [`session`]: what the program holds meanwhile.
+//! - [`client`]: the server's address and the token; single calls.
+//! - [`lend`]: which functions are lent, and how a session is started.
+//! - `sse`: bytes → server-sent events; [`event`]: one event of a session.
+//! - `follow`: reading the event stream, with reconnects; `request_handler`: running the lent function for each
+//!   request and answering it once.
+//! - [`session`]: the program's handle on the session.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
-mod answer;
 pub mod client;
 mod error;
 pub mod event;
 mod follow;
 pub mod lend;
+mod request_handler;
 pub mod session;
 mod sse;
 

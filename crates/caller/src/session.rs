@@ -1,4 +1,4 @@
-//! What the program holds while its tools are lent.
+//! The program's handle on a session while its tools are lent.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,100 +8,102 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     Error, Lend, Message,
-    follow::{Joined, follow, join},
+    follow::{JoinPoint, follow_session, read_existing_log},
 };
 
-/// How many finished turns are kept for whoever asks late.
-const KEPT_TURNS: usize = 64;
+/// How many completed turns are kept for [`Session::turn`] called after their end.
+const MAX_KEPT_TURNS: usize = 64;
 
-/// A finished turn.
+/// A completed turn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
-    /// Its number, from 1.
+    /// Its number in the session, from 1.
     pub turn: u64,
-    /// Why it ended.
+    /// Why it ended: `end_turn`, `cancelled`, `max_tokens`, …
     pub stop_reason: String,
-    /// All the agent said in it.
+    /// All text of the agent in this turn.
     pub text: String,
 }
 
-/// A session that has this program's tools. Dropping it stops serving them; the session itself goes on.
+/// A session that may call this program's tools. Dropping it stops answering requests; the session itself
+/// continues.
 #[derive(Debug)]
 pub struct Session {
     lend: Arc<Lend>,
     session_id: String,
     turn: u64,
-    state: watch::Receiver<State>,
-    following: JoinHandle<()>,
+    state: watch::Receiver<SessionProgress>,
+    follow_task: JoinHandle<()>,
 }
 
-/// What has been heard.
+/// What the event stream has reported so far.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct SessionProgress {
     turns: BTreeMap<u64, Turn>,
-    /// An error the session told of in the turn that runs.
-    pub(crate) trouble: Option<Error>,
-    /// The turn that had that error is over.
-    failed: bool,
-    /// The session has ended, or its stream is lost for good.
-    pub(crate) over: Option<Error>,
+    /// The error event of the running or last turn.
+    pub(crate) turn_error: Option<Error>,
+    /// Whether the turn with that error has ended.
+    turn_failed: bool,
+    /// Why the session ended, or why its stream cannot be read any more.
+    pub(crate) end_reason: Option<Error>,
 }
 
-impl State {
-    pub(crate) fn completed(&mut self, turn: Turn) {
-        (self.trouble, self.failed) = (None, false);
+impl SessionProgress {
+    pub(crate) fn turn_completed(&mut self, turn: Turn) {
+        (self.turn_error, self.turn_failed) = (None, false);
         self.turns.insert(turn.turn, turn);
-        if self.turns.len() > KEPT_TURNS {
+        if self.turns.len() > MAX_KEPT_TURNS {
             self.turns.pop_first();
         }
     }
 
-    pub(crate) fn running(&mut self) {
-        (self.trouble, self.failed) = (None, false);
+    pub(crate) fn turn_started(&mut self) {
+        (self.turn_error, self.turn_failed) = (None, false);
     }
 
-    pub(crate) fn idle(&mut self) {
-        self.failed = self.trouble.is_some();
+    pub(crate) fn turn_stopped(&mut self) {
+        self.turn_failed = self.turn_error.is_some();
     }
 
-    /// How turn `number` ended, if it has.
-    fn turn(&self, number: u64) -> Option<Result<Turn, Error>> {
-        let failed = self.failed.then(|| self.trouble.clone()).flatten();
+    /// The result of turn `number`, if it has ended.
+    fn turn_outcome(&self, number: u64) -> Option<Result<Turn, Error>> {
+        let failed = self.turn_failed.then(|| self.turn_error.clone()).flatten();
         let turn = self.turns.get(&number).cloned();
         turn.map(Ok)
-            .or_else(|| failed.or_else(|| self.over.clone()).map(Err))
+            .or_else(|| failed.or_else(|| self.end_reason.clone()).map(Err))
     }
 }
 
 #[derive(Deserialize)]
-struct Reply {
+struct SessionMessageReply {
     session_id: String,
     #[serde(default)]
     turn: u64,
 }
 
-fn reply(value: Value) -> Result<Reply, Error> {
-    Reply::deserialize(value).map_err(|why| Error::Unexpected(format!("session_message: {why}")))
+fn parse_reply(value: Value) -> Result<SessionMessageReply, Error> {
+    SessionMessageReply::deserialize(value)
+        .map_err(|why| Error::Unexpected(format!("session_message: {why}")))
 }
 
 impl Session {
     pub(crate) async fn start(lend: Lend, message: Message) -> Result<Self, Error> {
         let joined = match message.session_id() {
-            Some(session_id) => join(&lend, session_id).await?,
-            None => Joined::default(),
+            Some(session_id) => read_existing_log(&lend, session_id).await?,
+            None => JoinPoint::default(),
         };
         let message = message.with("context", lend.context());
-        let Reply { session_id, turn } =
-            reply(lend.client.call("session_message", &message.into_value()).await?)?;
+        let SessionMessageReply { session_id, turn } =
+            parse_reply(lend.client.call("session_message", &message.into_value()).await?)?;
         let lend = Arc::new(lend);
-        let (tx, state) = watch::channel(State::default());
-        let following = tokio::spawn(follow(lend.clone(), session_id.clone(), joined, tx));
+        let (tx, state) = watch::channel(SessionProgress::default());
+        let following = tokio::spawn(follow_session(lend.clone(), session_id.clone(), joined, tx));
         Ok(Self {
             lend,
             session_id,
             turn,
             state,
-            following,
+            follow_task: following,
         })
     }
 
@@ -110,15 +112,15 @@ impl Session {
         &self.session_id
     }
 
-    /// The turn the last message began.
+    /// The number of the turn that the last message began.
     pub fn last_turn(&self) -> u64 {
         self.turn
     }
 
-    /// Sends another message; gives the number of the turn it begins.
+    /// Sends another message and returns the number of the turn it begins.
     pub async fn message(&mut self, text: impl Into<Message>) -> Result<u64, Error> {
         let message = text.into().session(&self.session_id);
-        self.turn = reply(
+        self.turn = parse_reply(
             self.lend
                 .client
                 .call("session_message", &message.into_value())
@@ -134,28 +136,31 @@ impl Session {
         self.turn(turn).await
     }
 
-    /// Waits for a turn to end.
+    /// Waits for the turn with this number to end.
     pub async fn turn(&self, number: u64) -> Result<Turn, Error> {
         let mut state = self.state.clone();
-        let found = state.wait_for(|state| state.turn(number).is_some()).await;
+        let found = state.wait_for(|state| state.turn_outcome(number).is_some()).await;
         let ended = || Error::Ended("its stream is no longer followed".into());
-        found.map_err(|_| ended())?.turn(number).ok_or_else(ended)?
+        found
+            .map_err(|_| ended())?
+            .turn_outcome(number)
+            .ok_or_else(ended)?
     }
 
-    /// Serves until the session ends; says why it did.
+    /// Waits until the session ends and returns the reason. Requests are answered meanwhile.
     pub async fn ended(&self) -> Error {
         let mut state = self.state.clone();
         match state
-            .wait_for(|state| state.over.is_some())
+            .wait_for(|state| state.end_reason.is_some())
             .await
-            .map(|state| state.over.clone())
+            .map(|state| state.end_reason.clone())
         {
             Ok(Some(why)) => why,
             Ok(None) | Err(_) => Error::Ended("its stream is no longer followed".into()),
         }
     }
 
-    /// Takes the tools back. The session goes on without them.
+    /// Sends a message that withdraws this caller's tools. The session continues without them.
     pub async fn withdraw(self, text: impl Into<Message>) -> Result<(), Error> {
         let context = serde_json::json!({ "caller_id": self.lend.caller_id, "caller_tools": [] });
         let message = text.into().session(&self.session_id).with("context", context);
@@ -175,6 +180,6 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.following.abort();
+        self.follow_task.abort();
     }
 }

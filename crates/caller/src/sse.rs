@@ -1,25 +1,25 @@
-//! Bytes into server-sent events.
+//! A parser for server-sent events.
 
-/// Longest event; a longer one is not ours.
-const MAX_EVENT: usize = 32 * 1024 * 1024;
+/// The maximum size of one event, in bytes; the server sends no larger ones.
+const MAX_EVENT_BYTES: usize = 32 * 1024 * 1024;
 
-/// Collects bytes, gives whole events' data.
+/// Collects bytes and returns the data of each complete event.
 #[derive(Default)]
-pub(crate) struct Parser {
+pub(crate) struct SseParser {
     line: Vec<u8>,
     data: Vec<u8>,
     has_data: bool,
     after_cr: bool,
 }
 
-/// An event longer than anything the server sends.
+/// An event exceeded [`MAX_EVENT_BYTES`].
 #[derive(Debug, PartialEq)]
-pub(crate) struct TooLong;
+pub(crate) struct EventTooLong;
 
-impl Parser {
-    /// The data of each event these bytes complete. Comments, ids and names are not needed: our events
-    /// carry their index and type themselves.
-    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, TooLong> {
+impl SseParser {
+    /// Returns the data of each event that these bytes complete. Comments, ids and event names are skipped:
+    /// the data contains the event's index and type.
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, EventTooLong> {
         let mut events = Vec::new();
         for &byte in bytes {
             match byte {
@@ -28,8 +28,8 @@ impl Parser {
                 _ => self.line.push(byte),
             }
             self.after_cr = byte == b'\r';
-            if self.line.len() + self.data.len() > MAX_EVENT {
-                return Err(TooLong);
+            if self.line.len() + self.data.len() > MAX_EVENT_BYTES {
+                return Err(EventTooLong);
             }
         }
         Ok(events)
@@ -62,12 +62,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_the_same_however_they_arrive() {
+    fn chunk_boundaries_do_not_change_the_events() {
         let stream = b": hello\n\nid: 1\nevent: message\ndata: {\"a\":1}\n\ndata:x\r\ndata: y\r\n\r\n\
             data\n\nretry: 5\n\nid: 2\ndata: \xc3\xa9\n\ndata: unfinished";
         let want = ["{\"a\":1}", "x\ny", "", "\u{e9}"];
         for size in 1..stream.len() {
-            let mut parser = Parser::default();
+            let mut parser = SseParser::default();
             let found: Vec<_> = stream
                 .chunks(size)
                 .flat_map(|c| parser.push(c).unwrap())
@@ -77,10 +77,10 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_end_is_cut_off() {
-        let mut parser = Parser::default();
-        let piece = vec![b'x'; MAX_EVENT / 2 + 1];
+    fn an_event_over_the_limit_is_an_error() {
+        let mut parser = SseParser::default();
+        let piece = vec![b'x'; MAX_EVENT_BYTES / 2 + 1];
         assert_eq!(parser.push(&piece), Ok(vec![]));
-        assert_eq!(parser.push(&piece), Err(TooLong));
+        assert_eq!(parser.push(&piece), Err(EventTooLong));
     }
 }

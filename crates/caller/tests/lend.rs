@@ -1,4 +1,4 @@
-//! The library against a stub of the server's REST and SSE doors.
+//! The library against a stub of the server's REST and SSE interface.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::{
@@ -22,18 +22,18 @@ use oubliette_caller::{Error, Message, Oubliette};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 
-/// The server's side of one session.
-struct Stub {
+/// The stub server's side of one session.
+struct StubSession {
     log: Mutex<Vec<Value>>,
     streams: Mutex<Vec<mpsc::UnboundedSender<Result<Bytes, Infallible>>>>,
     calls: mpsc::UnboundedSender<(String, Value)>,
     opened: mpsc::UnboundedSender<(HashMap<String, String>, Option<String>)>,
-    /// Answers that are refused with 503 before one is taken.
-    failing: AtomicUsize,
+    /// How many further answers are refused with 503.
+    failures_left: AtomicUsize,
 }
 
-struct Rig {
-    stub: Arc<Stub>,
+struct CallerFixture {
+    stub: Arc<StubSession>,
     calls: mpsc::UnboundedReceiver<(String, Value)>,
     opened: mpsc::UnboundedReceiver<(HashMap<String, String>, Option<String>)>,
     client: Oubliette,
@@ -42,7 +42,7 @@ struct Rig {
 const SESSION: &str = "gogol_01J00000000000000000000000";
 
 async fn tool(
-    State(stub): State<Arc<Stub>>,
+    State(stub): State<Arc<StubSession>>,
     Path(name): Path<String>,
     headers: HeaderMap,
     body: Bytes,
@@ -59,7 +59,7 @@ async fn tool(
     let arguments: Value = serde_json::from_slice(&body).unwrap();
     if name == "caller_tool_response"
         && stub
-            .failing
+            .failures_left
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1))
             .is_ok()
     {
@@ -85,7 +85,7 @@ async fn tool(
 }
 
 async fn events(
-    State(stub): State<Arc<Stub>>,
+    State(stub): State<Arc<StubSession>>,
     Query(query): Query<HashMap<String, String>>,
     headers: HeaderMap,
 ) -> Response {
@@ -115,16 +115,16 @@ fn sse(event: &Value) -> Bytes {
     ))
 }
 
-impl Rig {
+impl CallerFixture {
     async fn start() -> Self {
         let (calls_tx, calls) = mpsc::unbounded_channel();
         let (opened_tx, opened) = mpsc::unbounded_channel();
-        let stub = Arc::new(Stub {
+        let stub = Arc::new(StubSession {
             log: Mutex::default(),
             streams: Mutex::default(),
             calls: calls_tx,
             opened: opened_tx,
-            failing: AtomicUsize::new(0),
+            failures_left: AtomicUsize::new(0),
         });
         let app = Router::new()
             .route("/api/tools/{name}", post(tool))
@@ -174,18 +174,18 @@ impl Rig {
         );
     }
 
-    fn hang_up(&self) {
+    fn close_streams(&self) {
         self.stub.streams.lock().unwrap().clear();
     }
 
-    async fn called(&mut self, name: &str) -> Value {
+    async fn expect_call(&mut self, name: &str) -> Value {
         let (called, arguments) = self.calls.recv().await.unwrap();
         assert_eq!(called, name);
         arguments
     }
 
-    async fn answered(&mut self) -> (String, Value) {
-        let answer = self.called("caller_tool_response").await;
+    async fn expect_answer(&mut self) -> (String, Value) {
+        let answer = self.expect_call("caller_tool_response").await;
         assert_eq!(answer["session_id"], SESSION);
         let outcome = if answer.get("error").is_some() {
             "error"
@@ -204,7 +204,7 @@ struct Number {
     n: i64,
 }
 
-fn double(client: &Oubliette) -> oubliette_caller::Lend {
+fn lend_double(client: &Oubliette) -> oubliette_caller::Lend {
     client
         .lend("myapp")
         .tool("double", "Doubles", async |number: Number| match number.n {
@@ -216,9 +216,9 @@ fn double(client: &Oubliette) -> oubliette_caller::Lend {
 
 #[tokio::test]
 async fn a_function_is_declared_called_and_answered() {
-    let mut rig = Rig::start().await;
-    let session = double(&rig.client).start("Double one.").await.unwrap();
-    let message = rig.called("session_message").await;
+    let mut fixture = CallerFixture::start().await;
+    let session = lend_double(&fixture.client).start("Double one.").await.unwrap();
+    let message = fixture.expect_call("session_message").await;
     assert_eq!(message["message"], "Double one.");
     assert_eq!(message["context"]["caller_id"], "myapp");
     assert_eq!(message["context"]["caller_tools"][0]["name"], "double");
@@ -226,19 +226,19 @@ async fn a_function_is_declared_called_and_answered() {
         message["context"]["caller_tools"][0]["inputSchema"]["required"],
         json!(["n"])
     );
-    let (query, _) = rig.opened.recv().await.unwrap();
+    let (query, _) = fixture.opened.recv().await.unwrap();
     assert_eq!(query["caller_id"], "myapp");
-    rig.request("r1", json!({"n":1}));
-    assert_eq!(rig.answered().await, ("r1".into(), json!({"result":2})));
-    rig.emit(json!({"type":"turn_completed","turn":1,"stop_reason":"end_turn","text":"two"}));
+    fixture.request("r1", json!({"n":1}));
+    assert_eq!(fixture.expect_answer().await, ("r1".into(), json!({"result":2})));
+    fixture.emit(json!({"type":"turn_completed","turn":1,"stop_reason":"end_turn","text":"two"}));
     assert_eq!(session.turn(1).await.unwrap().text, "two");
 }
 
 #[tokio::test]
 async fn errors_panics_and_wrong_arguments_are_the_tools_errors() {
-    let mut rig = Rig::start().await;
-    let _session = double(&rig.client).start("x").await.unwrap();
-    rig.called("session_message").await;
+    let mut fixture = CallerFixture::start().await;
+    let _session = lend_double(&fixture.client).start("x").await.unwrap();
+    fixture.expect_call("session_message").await;
     for (arguments, error) in [
         (json!({"n":13}), "unlucky"),
         (json!({"n":14}), "the tool failed"),
@@ -248,35 +248,35 @@ async fn errors_panics_and_wrong_arguments_are_the_tools_errors() {
         ),
     ] {
         let id = arguments.to_string();
-        rig.request(&id, arguments);
-        assert_eq!(rig.answered().await, (id, json!({ "error": error })));
+        fixture.request(&id, arguments);
+        assert_eq!(fixture.expect_answer().await, (id, json!({ "error": error })));
     }
 }
 
 #[tokio::test]
-async fn requests_of_others_are_left_alone_and_unknown_tools_are_refused() {
-    let mut rig = Rig::start().await;
-    let _session = double(&rig.client).start("x").await.unwrap();
-    rig.called("session_message").await;
-    rig.emit(
+async fn requests_of_other_callers_are_ignored_and_unknown_tools_refused() {
+    let mut fixture = CallerFixture::start().await;
+    let _session = lend_double(&fixture.client).start("x").await.unwrap();
+    fixture.expect_call("session_message").await;
+    fixture.emit(
         json!({"type":"caller_tool_request","request_id":"o","caller_id":"other","tool":"double",
         "arguments":{"n":1}}),
     );
-    rig.emit(
+    fixture.emit(
         json!({"type":"caller_tool_request","request_id":"u","caller_id":"myapp","tool":"gone",
         "arguments":{}}),
     );
-    let (id, outcome) = rig.answered().await;
+    let (id, outcome) = fixture.expect_answer().await;
     assert_eq!(id, "u");
     assert!(outcome["error"].as_str().unwrap().contains("gone"));
 }
 
 #[tokio::test]
 async fn a_lost_stream_is_resumed_and_nothing_runs_twice() {
-    let mut rig = Rig::start().await;
+    let mut fixture = CallerFixture::start().await;
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = runs.clone();
-    let session = rig
+    let session = fixture
         .client
         .lend("myapp")
         .tool("double", "Doubles", move |number: Number| {
@@ -286,30 +286,30 @@ async fn a_lost_stream_is_resumed_and_nothing_runs_twice() {
         .start("x")
         .await
         .unwrap();
-    rig.called("session_message").await;
-    rig.opened.recv().await.unwrap();
-    rig.request("r1", json!({"n":1}));
-    rig.answered().await;
-    rig.hang_up();
-    let (query, last) = rig.opened.recv().await.unwrap();
+    fixture.expect_call("session_message").await;
+    fixture.opened.recv().await.unwrap();
+    fixture.request("r1", json!({"n":1}));
+    fixture.expect_answer().await;
+    fixture.close_streams();
+    let (query, last) = fixture.opened.recv().await.unwrap();
     assert_eq!((query["since_index"].as_str(), last.as_deref()), ("0", Some("0")));
-    rig.repeat(0);
-    rig.request("r2", json!({"n":2}));
-    assert_eq!(rig.answered().await, ("r2".into(), json!({"result":4})));
-    rig.hang_up();
-    // Asked while nobody listened: delivered on the next stream.
-    rig.request("r3", json!({"n":3}));
-    assert_eq!(rig.answered().await.0, "r3");
+    fixture.repeat(0);
+    fixture.request("r2", json!({"n":2}));
+    assert_eq!(fixture.expect_answer().await, ("r2".into(), json!({"result":4})));
+    fixture.close_streams();
+    // Requested while no stream was open: delivered on the next one.
+    fixture.request("r3", json!({"n":3}));
+    assert_eq!(fixture.expect_answer().await.0, "r3");
     assert_eq!(runs.load(Ordering::SeqCst), 3);
     drop(session);
 }
 
 #[tokio::test]
-async fn handlers_run_side_by_side_and_answer_as_they_are_ready() {
-    let mut rig = Rig::start().await;
+async fn functions_run_concurrently_and_answer_in_order_of_completion() {
+    let mut fixture = CallerFixture::start().await;
     let gate = Arc::new(Semaphore::new(0));
     let inside = gate.clone();
-    let _session = rig
+    let _session = fixture
         .client
         .lend("myapp")
         .tool("double", "Doubles", move |number: Number| {
@@ -324,26 +324,26 @@ async fn handlers_run_side_by_side_and_answer_as_they_are_ready() {
         .start("x")
         .await
         .unwrap();
-    rig.called("session_message").await;
-    rig.request("slow", json!({"n":0}));
+    fixture.expect_call("session_message").await;
+    fixture.request("slow", json!({"n":0}));
     for n in 1..=50 {
-        rig.request(&format!("fast{n}"), json!({"n":n}));
+        fixture.request(&format!("fast{n}"), json!({"n":n}));
     }
     for _ in 0..50 {
-        assert!(rig.answered().await.0.starts_with("fast"));
+        assert!(fixture.expect_answer().await.0.starts_with("fast"));
     }
     gate.add_permits(1);
-    assert_eq!(rig.answered().await.0, "slow");
+    assert_eq!(fixture.expect_answer().await.0, "slow");
 }
 
 #[tokio::test]
-async fn an_answer_is_sent_again_until_the_server_takes_it() {
-    let mut rig = Rig::start().await;
-    rig.stub.failing.store(2, Ordering::SeqCst);
-    let _session = double(&rig.client).start("x").await.unwrap();
-    rig.called("session_message").await;
-    rig.request("r1", json!({"n":1}));
-    assert_eq!(rig.answered().await, ("r1".into(), json!({"result":2})));
+async fn an_answer_is_sent_again_until_the_server_accepts_it() {
+    let mut fixture = CallerFixture::start().await;
+    fixture.stub.failures_left.store(2, Ordering::SeqCst);
+    let _session = lend_double(&fixture.client).start("x").await.unwrap();
+    fixture.expect_call("session_message").await;
+    fixture.request("r1", json!({"n":1}));
+    assert_eq!(fixture.expect_answer().await, ("r1".into(), json!({"result":2})));
 }
 
 #[tokio::test]
@@ -354,10 +354,10 @@ async fn a_cancelled_request_stops_its_function() {
             let _ = self.0.send(());
         }
     }
-    let mut rig = Rig::start().await;
+    let mut fixture = CallerFixture::start().await;
     let (tx, mut stopped) = mpsc::unbounded_channel();
     let (started_tx, mut started) = mpsc::unbounded_channel();
-    let _session = rig
+    let _session = fixture
         .client
         .lend("myapp")
         .tool("double", "Never ends", move |_: Number| {
@@ -371,54 +371,57 @@ async fn a_cancelled_request_stops_its_function() {
         .start("x")
         .await
         .unwrap();
-    rig.called("session_message").await;
-    rig.request("r1", json!({"n":1}));
+    fixture.expect_call("session_message").await;
+    fixture.request("r1", json!({"n":1}));
     started.recv().await.unwrap();
-    rig.emit(json!({"type":"caller_tool_done","request_id":"r1","outcome":"cancelled"}));
+    fixture.emit(json!({"type":"caller_tool_done","request_id":"r1","outcome":"cancelled"}));
     stopped.recv().await.unwrap();
 }
 
 #[tokio::test]
-async fn joining_a_session_runs_only_what_is_still_open() {
-    let mut rig = Rig::start().await;
-    rig.request("old", json!({"n":1}));
-    rig.emit(json!({"type":"caller_tool_done","request_id":"old","outcome":"answered"}));
-    rig.emit(json!({"type":"turn_completed","turn":1,"stop_reason":"end_turn","text":"old"}));
-    rig.request("open", json!({"n":2}));
-    let _session = double(&rig.client)
+async fn joining_a_session_runs_only_unanswered_requests() {
+    let mut fixture = CallerFixture::start().await;
+    fixture.request("old", json!({"n":1}));
+    fixture.emit(json!({"type":"caller_tool_done","request_id":"old","outcome":"answered"}));
+    fixture.emit(json!({"type":"turn_completed","turn":1,"stop_reason":"end_turn","text":"old"}));
+    fixture.request("open", json!({"n":2}));
+    let _session = lend_double(&fixture.client)
         .start(Message::new("again").session(SESSION).agent("a"))
         .await
         .unwrap();
     for _ in 0..3 {
-        rig.called("session_events").await;
+        fixture.expect_call("session_events").await;
     }
-    let message = rig.called("session_message").await;
+    let message = fixture.expect_call("session_message").await;
     assert_eq!(
         (&message["session_id"], &message["agent"]),
         (&json!(SESSION), &json!("a"))
     );
-    assert_eq!(rig.answered().await, ("open".into(), json!({"result":4})));
-    rig.request("new", json!({"n":3}));
-    assert_eq!(rig.answered().await, ("new".into(), json!({"result":6})));
+    assert_eq!(
+        fixture.expect_answer().await,
+        ("open".into(), json!({"result":4}))
+    );
+    fixture.request("new", json!({"n":3}));
+    assert_eq!(fixture.expect_answer().await, ("new".into(), json!({"result":6})));
 }
 
 #[tokio::test]
-async fn a_failed_turn_and_an_ended_session_are_errors_not_silence() {
-    let mut rig = Rig::start().await;
+async fn a_failed_turn_and_an_ended_session_are_errors() {
+    let mut fixture = CallerFixture::start().await;
     let (tx, mut events) = mpsc::unbounded_channel();
-    let lend = double(&rig.client).on_event(move |event| tx.send(event.kind.clone()).unwrap());
+    let lend = lend_double(&fixture.client).on_event(move |event| tx.send(event.kind.clone()).unwrap());
     let mut session = lend.start("x").await.unwrap();
-    rig.called("session_message").await;
-    rig.emit(json!({"type":"status","status":"running"}));
-    rig.emit(json!({"type":"error","code":"unavailable","message":"no model"}));
-    rig.emit(json!({"type":"status","status":"idle"}));
+    fixture.expect_call("session_message").await;
+    fixture.emit(json!({"type":"status","status":"running"}));
+    fixture.emit(json!({"type":"error","code":"unavailable","message":"no model"}));
+    fixture.emit(json!({"type":"status","status":"idle"}));
     let failed = session.turn(1).await.unwrap_err();
     assert!(
         matches!(&failed, Error::Refused { code, .. } if code == "unavailable"),
         "{failed}"
     );
     assert_eq!(session.message("go on").await.unwrap(), 1);
-    rig.emit(json!({"type":"status","status":"ended","reason":"done"}));
+    fixture.emit(json!({"type":"status","status":"ended","reason":"done"}));
     assert_eq!(session.ended().await.to_string(), "the session has ended: done");
     assert!(matches!(
         session.turn(9).await,
@@ -432,9 +435,9 @@ async fn a_failed_turn_and_an_ended_session_are_errors_not_silence() {
 }
 
 #[tokio::test]
-async fn a_bad_token_and_a_bad_address_say_so() {
-    let rig = Rig::start().await;
-    drop(rig);
+async fn an_invalid_token_or_address_is_an_error() {
+    let fixture = CallerFixture::start().await;
+    drop(fixture);
     assert!(matches!(
         Oubliette::connect("localhost:1", "t"),
         Err(Error::Invalid(_))
@@ -451,13 +454,13 @@ async fn a_bad_token_and_a_bad_address_say_so() {
 }
 
 #[tokio::test]
-async fn a_refused_token_is_told_with_the_servers_code() {
-    let mut rig = Rig::start().await;
+async fn a_refused_token_gives_the_servers_code() {
+    let mut fixture = CallerFixture::start().await;
     // Same server, other token.
-    let session = double(&rig.client).start("x").await.unwrap();
-    rig.called("session_message").await;
+    let session = lend_double(&fixture.client).start("x").await.unwrap();
+    fixture.expect_call("session_message").await;
     drop(session);
-    let debug = format!("{:?}", rig.client);
+    let debug = format!("{:?}", fixture.client);
     assert!(!debug.contains("oub_good"), "{debug}");
     let address = debug.split('"').nth(1).unwrap().to_owned();
     let stranger = Oubliette::connect(&address, "oub_bad").unwrap();

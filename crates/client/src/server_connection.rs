@@ -159,7 +159,11 @@ impl ServerConnection {
         ConnectionOutcome::ToolsLoaded
     }
 
-    async fn oubliette_tools(&self, peer: &RpcPeer, own: &mut OublietteToolsRequest) -> Option<Vec<ToolSpec>> {
+    async fn oubliette_tools(
+        &self,
+        peer: &RpcPeer,
+        own: &mut OublietteToolsRequest,
+    ) -> Option<Vec<ToolSpec>> {
         let (OublietteToolsRequest::Unanswered, Some(key)) = (&own, &self.key) else {
             return None;
         };
@@ -208,7 +212,11 @@ async fn agent_tools(peer: &RpcPeer) -> Option<AgentTools> {
     }
 }
 
-async fn ask<T: for<'de> Deserialize<'de>>(peer: &RpcPeer, method: &str, params: Value) -> Result<T, CallError> {
+async fn ask<T: for<'de> Deserialize<'de>>(
+    peer: &RpcPeer,
+    method: &str,
+    params: Value,
+) -> Result<T, CallError> {
     let answer = peer
         .call_with(method, params, CallOptions::default().timeout(LIST_TIMEOUT))
         .await?;

@@ -1,12 +1,12 @@
-//! Which addresses are nobody's business from inside a sandbox.
+//! Which IP addresses a sandbox may not reach: all that are not public.
 //!
-//! For IPv4 everything that is not public is listed; for IPv6 only the global unicast block is
-//! public at all, and what carries an IPv4 address inside is judged by that too.
+//! For IPv4 the non-public blocks are listed; for IPv6 only the global unicast block is public, and an
+//! address that embeds an IPv4 address is judged by that one too.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Why a sandbox may not reach this address; `None`: it is public.
-pub fn refused(address: IpAddr) -> Option<&'static str> {
+/// Why a sandbox may not reach this address; `None` if it is public.
+pub fn refusal_reason(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(v4) => refused_v4(v4),
         IpAddr::V6(v6) => refused_v6(v6),
@@ -33,11 +33,11 @@ fn refused_v4(address: Ipv4Addr) -> Option<&'static str> {
 
 fn refused_v6(address: Ipv6Addr) -> Option<&'static str> {
     let s = address.segments();
-    let last_v4 = || embedded(s[6], s[7]);
+    let last_v4 = || ipv4_from(s[6], s[7]);
     match s {
         [0, 0, 0, 0, 0, 0, 0, 0] => Some("the unspecified address"),
         [0, 0, 0, 0, 0, 0, 0, 1] => Some("a loopback address"),
-        // Mapped, and the well-known NAT64 prefix: as good as the address inside.
+        // IPv4-mapped and the well-known NAT64 prefix: judged as the embedded address.
         [0, 0, 0, 0, 0, 0xffff, _, _] | [0x64, 0xff9b, 0, 0, 0, 0, _, _] => refused_v4(last_v4()),
         [0xfc00..=0xfdff, ..] => Some("a private address (fc00::/7)"),
         [0xfe80..=0xfebf, ..] => Some("a link-local address"),
@@ -46,15 +46,15 @@ fn refused_v6(address: Ipv6Addr) -> Option<&'static str> {
         [0x2001, 0, ..] => Some("a Teredo address"),
         [0x2001, 0x10..=0x3f, ..] => Some("an identifier, not an address (ORCHID)"),
         [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => Some("an address for documentation"),
-        [0x2002, high, low, ..] => refused_v4(embedded(high, low)),
-        // ISATAP: an IPv4 address in the interface's half, behind any prefix.
+        [0x2002, high, low, ..] => refused_v4(ipv4_from(high, low)),
+        // ISATAP: an IPv4 address in the interface identifier, behind any prefix.
         [0x2000..=0x3fff, _, _, _, 0 | 0x200, 0x5efe, _, _] => refused_v4(last_v4()),
         [0x2000..=0x3fff, ..] => None,
         _ => Some("an address that is not global"),
     }
 }
 
-fn embedded(high: u16, low: u16) -> Ipv4Addr {
+fn ipv4_from(high: u16, low: u16) -> Ipv4Addr {
     let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
     Ipv4Addr::new(a, b, c, d)
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     fn is_refused(text: &str) -> bool {
-        refused(text.parse().unwrap()).is_some()
+        refusal_reason(text.parse().unwrap()).is_some()
     }
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_and_the_clouds_own_do_not() {
+    fn non_public_addresses_are_refused() {
         for address in [
             "127.0.0.1",
             "127.255.0.9",
@@ -137,44 +137,44 @@ mod tests {
     }
 
     proptest! {
-        /// However an IPv4 address is dressed up as IPv6, it is judged as itself.
+        /// An IPv4 address embedded in an IPv6 address is judged like the IPv4 address.
         #[test]
-        fn a_dressed_up_address_is_no_better(bits: u32) {
+        fn an_embedded_ipv4_address_is_judged_as_itself(bits: u32) {
             let v4 = Ipv4Addr::from(bits);
             let [a, b, c, d] = v4.octets();
             let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
-            let plain = refused(IpAddr::V4(v4)).is_some();
-            prop_assert_eq!(refused(IpAddr::V6(v4.to_ipv6_mapped())).is_some(), plain);
+            let plain = refusal_reason(IpAddr::V4(v4)).is_some();
+            prop_assert_eq!(refusal_reason(IpAddr::V6(v4.to_ipv6_mapped())).is_some(), plain);
             for dressed in [
                 Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
                 Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
                 Ipv6Addr::new(0x2a00, 1, 2, 3, 0, 0x5efe, high, low),
             ] {
-                prop_assert_eq!(refused(IpAddr::V6(dressed)).is_some(), plain, "{}", dressed);
+                prop_assert_eq!(refusal_reason(IpAddr::V6(dressed)).is_some(), plain, "{}", dressed);
             }
-            prop_assert!(refused(IpAddr::V6(v4.to_ipv6_compatible())).is_some());
+            prop_assert!(refusal_reason(IpAddr::V6(v4.to_ipv6_compatible())).is_some());
         }
 
-        /// Agrees with what the standard library knows.
+        /// Agrees with the standard library's classification.
         #[test]
-        fn what_the_library_calls_special_is_refused(bits: u32, wide: u128) {
+        fn what_std_calls_special_is_refused(bits: u32, wide: u128) {
             let v4 = Ipv4Addr::from(bits);
             if v4.is_private() || v4.is_loopback() || v4.is_link_local() || v4.is_broadcast() || v4.is_multicast() || v4.is_unspecified() || v4.is_documentation() {
-                prop_assert!(refused(IpAddr::V4(v4)).is_some(), "{}", v4);
+                prop_assert!(refusal_reason(IpAddr::V4(v4)).is_some(), "{}", v4);
             }
             let v6 = Ipv6Addr::from(wide);
             if v6.is_loopback() || v6.is_multicast() || v6.is_unique_local() || v6.is_unicast_link_local() || v6.is_unspecified() {
-                prop_assert!(refused(IpAddr::V6(v6)).is_some(), "{}", v6);
+                prop_assert!(refusal_reason(IpAddr::V6(v6)).is_some(), "{}", v6);
             }
         }
 
-        /// Whole blocks, not just the examples above.
+        /// Every address of a block, not just the examples above.
         #[test]
-        fn blocks_are_refused_whole(host: u32) {
+        fn every_address_of_a_non_public_block_is_refused(host: u32) {
             for (block, bits) in [("10.0.0.0", 8), ("100.64.0.0", 10), ("127.0.0.0", 8), ("169.254.0.0", 16), ("172.16.0.0", 12), ("192.168.0.0", 16), ("198.18.0.0", 15), ("224.0.0.0", 3), ("0.0.0.0", 8)] {
                 let block = u32::from(block.parse::<Ipv4Addr>().unwrap());
                 let v4 = Ipv4Addr::from(block | (host & (u32::MAX >> bits)));
-                prop_assert!(refused(IpAddr::V4(v4)).is_some(), "{}", v4);
+                prop_assert!(refusal_reason(IpAddr::V4(v4)).is_some(), "{}", v4);
             }
         }
     }

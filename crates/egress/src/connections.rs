@@ -1,4 +1,4 @@
-//! The accept loop both ways out share.
+//! The accept loop of gateway and proxy.
 
 use std::{future::Future, time::Duration};
 
@@ -8,8 +8,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Serves connections until `cancel`, at most `most` at once: the next one waits in the listener's
-/// queue. When it returns, nothing of it runs any more.
+/// Serves connections until `cancel`, at most `most` at once; further ones wait in the listener's
+/// queue. When it returns, all its connections are closed.
 pub(crate) async fn serve<F>(
     listener: UnixListener,
     most: usize,
@@ -29,8 +29,8 @@ pub(crate) async fn serve<F>(
                     open.spawn(handle(stream));
                 }
                 Err(error) => {
-                    // Out of descriptors, most likely: trying again at once would only spin.
-                    tracing::warn!(%error, "a connection from a sandbox could not be accepted");
+                    // Most likely out of file descriptors: retrying at once would spin.
+                    tracing::warn!(%error, "accepting a connection from a sandbox failed");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             },

@@ -1,7 +1,7 @@
-//! Model providers, asked on a sandbox's behalf.
+//! The model gateway: forwards a sandbox's model calls to the configured providers.
 //!
-//! A request arrives on a session's own socket as `/<provider>/<path>`, without a key. It leaves
-//! with the key, if it is a model call; the answer streams back as it comes.
+//! A request arrives on a session's own socket as `/<provider>/<path>`, without a key. If it is a
+//! model call it is sent on with the provider's key, and the response is streamed back.
 
 use std::{
     convert::Infallible,
@@ -24,48 +24,48 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    GatewayLimits, Provider,
-    answer::{Body, Refusal},
+    GatewayLimits, ModelProvider,
+    bodies::{LimitedRequestBody, ProviderResponseBody},
     connections, headers,
-    paths::Wanted,
-    upstream::{Outgoing, Returning},
+    paths::ModelRequestPath,
+    refusal::{EgressRefusal, ResponseBody},
 };
 
-/// Who hears of each request: the debugger. Never given a secret.
+/// Receives a record of each request, for the debugger. Never given a secret.
 pub trait ModelSink: Send + Sync {
-    /// One request is over. `path` has no provider and no query; `status` is what the sandbox got.
+    /// One request is over. `path` is without provider and query; `status` is what the sandbox got.
     fn model_request(&self, provider: &str, path: &str, status: u16, duration: Duration);
 }
 
-/// All configured providers, shared by every session.
+/// The gateway to all configured providers, shared by every session.
 #[derive(Debug)]
 pub struct ModelGateway {
     /// In the order they were configured.
-    providers: Vec<(Provider, Url)>,
+    providers: Vec<(ModelProvider, Url)>,
     limits: GatewayLimits,
-    /// For providers elsewhere: through the operator's own proxy, if the environment names one.
+    /// For remote providers: through the operator's proxy, if the environment names one.
     client: OnceLock<Client>,
-    /// For providers on this machine.
-    direct: OnceLock<Client>,
+    /// For providers on this host's loopback, without a proxy.
+    loopback_client: OnceLock<Client>,
 }
 
-/// One session's share of the gateway.
-struct Door {
+/// The gateway as one session's socket serves it, with that session's counters.
+struct SessionGateway {
     gateway: Arc<ModelGateway>,
     sink: Arc<dyn ModelSink>,
-    open: Arc<Semaphore>,
-    made: Mutex<Made>,
+    open_requests: Arc<Semaphore>,
+    counts: Mutex<RequestCounts>,
 }
 
-/// How many requests a session made.
-struct Made {
-    in_all: u64,
+/// How many requests a session made, for its limits.
+struct RequestCounts {
+    total: u64,
     this_minute: u32,
-    minute: Instant,
+    minute_start: Instant,
 }
 
-/// Tells the sink when it is dropped: after the last byte, or when either side broke off.
-pub(crate) struct Report {
+/// Reports a request to the sink when dropped: after the last byte, or when either side broke off.
+pub(crate) struct RequestReport {
     sink: Arc<dyn ModelSink>,
     provider: String,
     path: String,
@@ -73,7 +73,7 @@ pub(crate) struct Report {
     since: Instant,
 }
 
-impl Drop for Report {
+impl Drop for RequestReport {
     fn drop(&mut self) {
         self.sink
             .model_request(&self.provider, &self.path, self.status, self.since.elapsed());
@@ -81,12 +81,12 @@ impl Drop for Report {
 }
 
 impl ModelGateway {
-    /// Checks the providers. Connections to them are prepared with the first request: reading the root
+    /// Validates the providers. HTTP clients are built with the first request: reading the root
     /// certificates takes time and memory that a server without model requests need not spend.
-    pub fn new(providers: Vec<Provider>, limits: GatewayLimits) -> Result<Arc<Self>> {
-        // The process has one crypto provider; whoever was first has set the same one.
+    pub fn new(providers: Vec<ModelProvider>, limits: GatewayLimits) -> Result<Arc<Self>> {
+        // The process has one default crypto provider. If it is set already, it is this one too.
         let _already = rustls::crypto::ring::default_provider().install_default();
-        let mut checked: Vec<(Provider, Url)> = Vec::with_capacity(providers.len());
+        let mut checked: Vec<(ModelProvider, Url)> = Vec::with_capacity(providers.len());
         for provider in providers {
             let url = provider.check()?;
             if checked.iter().any(|(before, _)| before.name == provider.name) {
@@ -101,12 +101,12 @@ impl ModelGateway {
             providers: checked,
             limits,
             client: OnceLock::new(),
-            direct: OnceLock::new(),
+            loopback_client: OnceLock::new(),
         }))
     }
 
     /// The configured providers, in the order they were configured.
-    pub fn providers(&self) -> impl Iterator<Item = &Provider> {
+    pub fn providers(&self) -> impl Iterator<Item = &ModelProvider> {
         self.providers.iter().map(|(provider, _)| provider)
     }
 
@@ -118,33 +118,37 @@ impl ModelGateway {
         cancel: CancellationToken,
     ) {
         let connections = self.limits.connections;
-        let door = Arc::new(Door {
-            open: Arc::new(Semaphore::new(
+        let session = Arc::new(SessionGateway {
+            open_requests: Arc::new(Semaphore::new(
                 self.limits.concurrent.clamp(1, Semaphore::MAX_PERMITS),
             )),
-            made: Mutex::new(Made {
-                in_all: 0,
+            counts: Mutex::new(RequestCounts {
+                total: 0,
                 this_minute: 0,
-                minute: Instant::now(),
+                minute_start: Instant::now(),
             }),
             gateway: self,
             sink,
         });
         connections::serve(listener, connections, cancel, |stream| {
-            door.clone().connection(stream)
+            session.clone().serve_connection(stream)
         })
         .await;
     }
 
     fn client_for(&self, url: &Url) -> Result<&Client> {
-        let here = match url.host() {
+        let is_loopback = match url.host() {
             Some(url::Host::Domain(name)) => name == "localhost",
             Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
             Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
             None => false,
         };
-        let place = if here { &self.direct } else { &self.client };
-        if let Some(client) = place.get() {
+        let cell = if is_loopback {
+            &self.loopback_client
+        } else {
+            &self.client
+        };
+        if let Some(client) = cell.get() {
             return Ok(client);
         }
         let prepared = || {
@@ -155,18 +159,18 @@ impl ModelGateway {
                 .read_timeout(self.limits.idle)
                 .pool_idle_timeout(Duration::from_secs(30))
                 .pool_max_idle_per_host(8);
-            if here { builder.no_proxy() } else { builder }
+            if is_loopback { builder.no_proxy() } else { builder }
         };
-        let made = client(prepared)?;
-        Ok(place.get_or_init(|| made))
+        let built = build_client(prepared)?;
+        Ok(cell.get_or_init(|| built))
     }
 }
 
-impl Door {
-    async fn connection(self: Arc<Self>, stream: UnixStream) {
+impl SessionGateway {
+    async fn serve_connection(self: Arc<Self>, stream: UnixStream) {
         let service = service_fn(move |request| {
-            let door = self.clone();
-            async move { Ok::<_, Infallible>(door.answer(request).await) }
+            let session = self.clone();
+            async move { Ok::<_, Infallible>(session.handle_request(request).await) }
         });
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -179,11 +183,11 @@ impl Door {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
-        let mut report = Report {
+    async fn handle_request(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        let mut report = RequestReport {
             sink: self.sink.clone(),
             provider: String::new(),
-            path: short(request.uri().path()),
+            path: truncate_untrusted(request.uri().path()),
             status: 0,
             since: Instant::now(),
         };
@@ -195,7 +199,8 @@ impl Door {
                 *answer.status_mut() = response.status();
                 *answer.headers_mut() = headers::from_provider(&std::mem::take(response.headers_mut()));
                 let deadline = report.since + limits.total;
-                let body = Returning::new(response, limits.response_bytes, deadline, permit, report);
+                let body =
+                    ProviderResponseBody::new(response, limits.response_bytes, deadline, permit, report);
                 answer.map(|()| StreamBody::new(body).boxed_unsync())
             }
             Err(refusal) => {
@@ -208,35 +213,35 @@ impl Door {
     async fn forward(
         &self,
         request: Request<Incoming>,
-        report: &mut Report,
-    ) -> std::result::Result<(reqwest::Response, OwnedSemaphorePermit), Refusal> {
+        report: &mut RequestReport,
+    ) -> std::result::Result<(reqwest::Response, OwnedSemaphorePermit), EgressRefusal> {
         let limits = &self.gateway.limits;
-        let wanted = Wanted::parse(request.uri())?;
-        report.provider = short(&wanted.provider);
-        report.path = short(&wanted.path());
+        let path = ModelRequestPath::parse(request.uri())?;
+        report.provider = truncate_untrusted(&path.provider);
+        report.path = truncate_untrusted(&path.path());
         let Some((provider, base)) = self
             .gateway
             .providers
             .iter()
-            .find(|(p, _)| p.name == wanted.provider)
+            .find(|(p, _)| p.name == path.provider)
         else {
-            return Err(self.unknown(&wanted.provider));
+            return Err(self.unknown_provider(&path.provider));
         };
-        wanted.check(request.method(), &provider.allow_paths)?;
+        path.check(request.method(), &provider.allow_paths)?;
         let permit = self.admit()?;
         if request.body().size_hint().lower() > limits.request_bytes {
             return Err(too_large(limits));
         }
 
-        let url = upstream_url(base, &wanted, request.uri().query());
+        let url = provider_url(base, &path, request.uri().query());
         let mut passed = headers::to_provider(request.headers());
         provider.authorise(&mut passed);
         let method = request.method().clone();
-        let (body, over) = Outgoing::new(request.into_body(), limits.request_bytes);
+        let (body, over) = LimitedRequestBody::new(request.into_body(), limits.request_bytes);
         let mut outgoing = self
             .gateway
             .client_for(base)
-            .map_err(|error| Refusal::new(StatusCode::BAD_GATEWAY, "unavailable", error.message))?
+            .map_err(|error| EgressRefusal::new(StatusCode::BAD_GATEWAY, "unavailable", error.message))?
             .request(method.clone(), url)
             .headers(passed);
         if method != Method::GET && method != Method::HEAD {
@@ -245,11 +250,11 @@ impl Door {
         let response = match tokio::time::timeout_at(report.since + limits.total, outgoing.send()).await {
             Ok(Ok(response)) => response,
             Ok(Err(_)) if over.load(Ordering::Acquire) => return Err(too_large(limits)),
-            Ok(Err(error)) => return Err(unreachable(&provider.name, error)),
-            Err(_) => return Err(slow(&provider.name)),
+            Ok(Err(error)) => return Err(provider_unreachable(&provider.name, error)),
+            Err(_) => return Err(provider_timeout(&provider.name)),
         };
         if response.status().is_redirection() {
-            return Err(Refusal::new(
+            return Err(EgressRefusal::new(
                 StatusCode::BAD_GATEWAY,
                 "unavailable",
                 format!(
@@ -262,36 +267,37 @@ impl Door {
         Ok((response, permit))
     }
 
-    /// Counts the request against the session's limits.
-    fn admit(&self) -> std::result::Result<OwnedSemaphorePermit, Refusal> {
+    /// Counts the request against the session's limits, or refuses it.
+    fn admit(&self) -> std::result::Result<OwnedSemaphorePermit, EgressRefusal> {
         let limits = &self.gateway.limits;
-        let refuse = |message: String| Refusal::new(StatusCode::TOO_MANY_REQUESTS, "limit_exceeded", message);
-        let permit = self.open.clone().try_acquire_owned().map_err(|_| {
+        let refuse =
+            |message: String| EgressRefusal::new(StatusCode::TOO_MANY_REQUESTS, "limit_exceeded", message);
+        let permit = self.open_requests.clone().try_acquire_owned().map_err(|_| {
             refuse(format!(
                 "this session already has {} model requests open; wait for one to end",
                 limits.concurrent
             ))
         })?;
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if made.minute.elapsed() >= Duration::from_secs(60) {
-            (made.minute, made.this_minute) = (Instant::now(), 0);
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.minute_start.elapsed() >= Duration::from_secs(60) {
+            (counts.minute_start, counts.this_minute) = (Instant::now(), 0);
         }
-        if let Some(most) = limits.per_session.filter(|most| made.in_all >= *most) {
+        if let Some(most) = limits.per_session.filter(|most| counts.total >= *most) {
             return Err(refuse(format!(
                 "this session has used up its {most} model requests"
             )));
         }
-        if let Some(most) = limits.per_minute.filter(|most| made.this_minute >= *most) {
+        if let Some(most) = limits.per_minute.filter(|most| counts.this_minute >= *most) {
             return Err(refuse(format!(
                 "this session made {most} model requests in a minute; wait a little"
             )));
         }
-        made.in_all += 1;
-        made.this_minute += 1;
+        counts.total += 1;
+        counts.this_minute += 1;
         Ok(permit)
     }
 
-    fn unknown(&self, name: &str) -> Refusal {
+    fn unknown_provider(&self, name: &str) -> EgressRefusal {
         let mut known: Vec<&str> = self.gateway.providers().map(|p| p.name.as_str()).collect();
         known.sort_unstable();
         let known = if known.is_empty() {
@@ -301,25 +307,26 @@ impl Door {
         };
         let message = format!(
             "there is no model provider {:?}; configured: {known}. [providers.<name>] in oubliette.toml adds one",
-            short(name)
+            truncate_untrusted(name)
         );
-        Refusal::new(StatusCode::NOT_FOUND, "not_found", message)
+        EgressRefusal::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 }
 
-/// A host without root certificates can still serve providers over plain HTTP.
-fn client(builder: impl Fn() -> reqwest::ClientBuilder) -> Result<Client> {
+/// Builds an HTTP client. On a host without root certificates it trusts none, so that providers over plain HTTP
+/// still work.
+fn build_client(builder: impl Fn() -> reqwest::ClientBuilder) -> Result<Client> {
     let built = builder().build().or_else(|error| {
-        tracing::warn!(%error, "no root certificates: model providers over https cannot be reached");
+        tracing::warn!(%error, "root certificates could not be loaded; model providers over https cannot be reached");
         builder().tls_certs_only([]).build()
     });
     built.map_err(|e| Error::unavailable("connections to model providers cannot be prepared").with_log(e))
 }
 
-fn upstream_url(base: &Url, wanted: &Wanted, query: Option<&str>) -> Url {
+fn provider_url(base: &Url, path: &ModelRequestPath, query: Option<&str>) -> Url {
     let mut url = base.clone();
-    url.set_path(&wanted.upstream_path(base.path()));
-    // A key in the query would beat the header at some providers.
+    url.set_path(&path.provider_path(base.path()));
+    // At some providers a key in the query takes precedence over the header, so it is dropped.
     let secret = |name: &str| matches!(name, "key" | "api_key" | "api-key" | "access_token");
     let kept: Vec<(String, String)> = url::form_urlencoded::parse(query.unwrap_or_default().as_bytes())
         .filter(|(name, _)| !secret(&name.to_ascii_lowercase()))
@@ -331,35 +338,36 @@ fn upstream_url(base: &Url, wanted: &Wanted, query: Option<&str>) -> Url {
     url
 }
 
-fn too_large(limits: &GatewayLimits) -> Refusal {
+fn too_large(limits: &GatewayLimits) -> EgressRefusal {
     let most = limits.request_bytes >> 20;
-    Refusal::new(
+    EgressRefusal::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         "limit_exceeded",
         format!("a model request may have {most} MiB"),
     )
 }
 
-fn slow(provider: &str) -> Refusal {
-    Refusal::new(
+fn provider_timeout(provider: &str) -> EgressRefusal {
+    EgressRefusal::new(
         StatusCode::GATEWAY_TIMEOUT,
         "timeout",
         format!("the provider {provider:?} did not answer in time"),
     )
 }
 
-/// Says what failed, never where exactly: the address may be the operator's business.
-fn unreachable(provider: &str, error: reqwest::Error) -> Refusal {
+/// The refusal for a request that could not be sent. It names the cause but not the provider's address, which
+/// the sandbox need not know.
+fn provider_unreachable(provider: &str, error: reqwest::Error) -> EgressRefusal {
     let error = error.without_url();
     if error.is_timeout() && !error.is_connect() {
-        return slow(provider);
+        return provider_timeout(provider);
     }
     let mut cause: &dyn std::error::Error = &error;
     while let Some(deeper) = cause.source() {
         cause = deeper;
     }
-    tracing::warn!(provider, %error, cause = %cause, "a model provider could not be asked");
-    Refusal::new(
+    tracing::warn!(provider, %error, cause = %cause, "request to a model provider failed");
+    EgressRefusal::new(
         StatusCode::BAD_GATEWAY,
         "unavailable",
         format!(
@@ -368,7 +376,7 @@ fn unreachable(provider: &str, error: reqwest::Error) -> Refusal {
     )
 }
 
-/// The beginning of something a client chose, for logs and errors.
-fn short(text: &str) -> String {
+/// The first 200 characters of text a client chose, without control characters, for logs and errors.
+fn truncate_untrusted(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }

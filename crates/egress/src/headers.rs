@@ -1,9 +1,9 @@
-//! What of a message's headers may pass.
+//! Which headers of a message are passed on.
 
 use http::{HeaderMap, HeaderName, header};
 
-/// Belong to one hop, not to the message (RFC 9110, 7.6.1).
-const HOP: [&str; 9] = [
+/// Headers that belong to one connection, not to the message (RFC 9110, 7.6.1).
+const HOP_BY_HOP: [&str; 9] = [
     "connection",
     "keep-alive",
     "proxy-connection",
@@ -15,8 +15,9 @@ const HOP: [&str; 9] = [
     "upgrade",
 ];
 
-/// Credentials of a client that should have none, and what says where it is.
-const PRIVATE: [&str; 9] = [
+/// Headers of a sandbox's request that a provider must not see: credentials, which only the gateway adds, and
+/// headers that reveal the client's address.
+const CLIENT_PRIVATE: [&str; 9] = [
     "authorization",
     "x-api-key",
     "x-goog-api-key",
@@ -28,37 +29,37 @@ const PRIVATE: [&str; 9] = [
     "x-real-ip",
 ];
 
-/// A client's headers as a provider may see them.
+/// The headers of a sandbox's request that go to the provider.
 pub(crate) fn to_provider(headers: &HeaderMap) -> HeaderMap {
-    let mut passed = without_hops(headers);
+    let mut passed = without_hop_by_hop(headers);
     let doomed: Vec<HeaderName> = passed
         .keys()
         .filter(|name| {
             let name = name.as_str();
-            PRIVATE.contains(&name) || name.starts_with("proxy-") || name.starts_with("x-forwarded-")
+            CLIENT_PRIVATE.contains(&name) || name.starts_with("proxy-") || name.starts_with("x-forwarded-")
         })
         .cloned()
         .collect();
     for name in doomed {
         passed.remove(name);
     }
-    // The body's length is set from the body itself; `expect` was answered on this hop.
+    // The HTTP client sets host and length itself; `expect` was answered by this server.
     for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
         passed.remove(name);
     }
     passed
 }
 
-/// A provider's headers as a client may see them.
+/// The headers of a provider's response that go to the sandbox.
 pub(crate) fn from_provider(headers: &HeaderMap) -> HeaderMap {
-    let mut passed = without_hops(headers);
+    let mut passed = without_hop_by_hop(headers);
     passed.remove(header::SET_COOKIE);
     passed.remove(header::LOCATION);
     passed
 }
 
-/// Everything but what belongs to one hop, be it known for that or named in `connection`.
-pub(crate) fn without_hops(headers: &HeaderMap) -> HeaderMap {
+/// All headers except hop-by-hop ones: those in [`HOP_BY_HOP`] and those `connection` names.
+pub(crate) fn without_hop_by_hop(headers: &HeaderMap) -> HeaderMap {
     let named: Vec<String> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -68,7 +69,7 @@ pub(crate) fn without_hops(headers: &HeaderMap) -> HeaderMap {
         .collect();
     let mut passed = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
-        if !HOP.contains(&name.as_str()) && !named.iter().any(|n| n == name.as_str()) {
+        if !HOP_BY_HOP.contains(&name.as_str()) && !named.iter().any(|n| n == name.as_str()) {
             passed.append(name.clone(), value.clone());
         }
     }
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn credentials_and_hops_are_dropped() {
+    fn credentials_and_hop_by_hop_headers_are_dropped() {
         let mut headers = HeaderMap::new();
         let given = [
             ("authorization", "Bearer mine"),

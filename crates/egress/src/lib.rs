@@ -1,29 +1,31 @@
-//! The ways out of a sandbox through the server.
+//! Network access of sandboxes, through the server: the model gateway and the HTTP proxy.
 //!
-//! A sandbox has no network and no key. What it has are Unix sockets, mounted into it, that end
-//! here: one where model providers are asked ([`ModelGateway`]) and, if its agent may, one that is
-//! an HTTP proxy ([`EgressProxy`]). Each is an object shared by the whole server and `serve`d once
-//! a session, on that session's own listener; a listener nobody talks to costs one idle task.
+//! A sandbox has no network and no key. Unix sockets mounted into it are served here: one for
+//! requests to model providers ([`ModelGateway`]) and, if its agent has `network: "proxy"`, one that
+//! is an HTTP proxy ([`EgressProxy`]). Each of the two is one object for the whole server, `serve`d
+//! once a session on that session's own listener; an unused listener costs one idle task.
 //!
-//! This crate is not a place for policy about who may have a socket: whoever mounts it decides. It
-//! writes no log of its own and keeps no key longer than a request needs it.
+//! This crate does not decide who gets a socket: the session that mounts it does. It writes no log
+//! of requests itself ([`ModelSink`] receives them) and holds no key longer than a request needs it.
 //!
 //! In the order data flows:
 //!
-//! - [`provider`]: a configured model provider, how its key is shown to it.
-//! - [`paths`]: which requests are model calls, and where they go.
-//! - [`headers`]: what of a request's headers may pass.
-//! - [`gateway`]: the model gateway.
-//! - [`address`]: which addresses are nobody's business from inside a sandbox.
-//! - [`allow`]: `[egress] allow`, the exceptions.
-//! - [`proxy`]: the HTTP proxy; [`tunnel`]: a connection out that notices when it is idle.
-//! - [`limits`]: every bound, with its default; [`answer`]: the errors both give.
+//! - [`provider`]: a configured model provider and how its key is sent.
+//! - [`paths`]: which requests are model calls, and their URL at the provider.
+//! - [`headers`]: which headers of a message are passed on.
+//! - [`gateway`]: the model gateway; [`bodies`]: request and response bodies with size limits.
+//! - [`address`]: which IP addresses a sandbox may not reach.
+//! - [`allow_list`]: `[egress] allow`, the exceptions to that.
+//! - [`proxy`]: the HTTP proxy; [`activity`]: closes idle connections.
+//! - [`limits`]: every limit, with its default; [`connections`]: the accept loop of both;
+//!   [`refusal`]: the error responses of both.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod activity;
 pub mod address;
-pub mod allow;
-pub mod answer;
+pub mod allow_list;
+mod bodies;
 mod connections;
 pub mod gateway;
 mod headers;
@@ -31,10 +33,9 @@ pub mod limits;
 pub mod paths;
 pub mod provider;
 pub mod proxy;
-mod tunnel;
-mod upstream;
+pub mod refusal;
 
 pub use gateway::{ModelGateway, ModelSink};
 pub use limits::{GatewayLimits, ProxyLimits};
-pub use provider::{AuthStyle, Provider};
+pub use provider::{AuthStyle, ModelProvider};
 pub use proxy::EgressProxy;

@@ -1,27 +1,27 @@
-//! Every bound of both ways out, with its default.
+//! Limits of gateway and proxy, with their defaults.
 
 use std::time::Duration;
 
-/// Bounds of the model gateway. Those on requests are a session's own.
+/// Limits of the model gateway. Those on requests and connections apply to each session.
 #[derive(Debug, Clone)]
 pub struct GatewayLimits {
-    /// The largest request body.
+    /// The largest request body, in bytes. Default: 32 MiB.
     pub request_bytes: u64,
-    /// The largest response body.
+    /// The largest response body, in bytes. Default: 256 MiB.
     pub response_bytes: u64,
-    /// Time to connect to a provider.
+    /// Time to connect to a provider. Default: 10 s.
     pub connect: Duration,
-    /// Time without a byte from a provider.
+    /// Time without a byte from a provider. Default: 300 s.
     pub idle: Duration,
-    /// Time for a whole request.
+    /// Time for a whole request. Default: 1 h.
     pub total: Duration,
-    /// Requests a session may have open at once.
+    /// Requests a session may have open at once. Default: 16.
     pub concurrent: usize,
-    /// Requests a session may make in a minute; `None`: any number.
+    /// Requests a session may make in a minute; `None`: any number. Default: 600.
     pub per_minute: Option<u32>,
-    /// Requests a session may make at all; `None`: any number.
+    /// Requests a session may make in all; `None`, the default: any number.
     pub per_session: Option<u64>,
-    /// Connections a session may hold open.
+    /// Connections a session may hold open. Default: 64.
     pub connections: usize,
 }
 
@@ -41,22 +41,22 @@ impl Default for GatewayLimits {
     }
 }
 
-/// Bounds of the HTTP proxy. Those on connections are a session's own.
+/// Limits of the HTTP proxy. The number of connections applies to each session.
 #[derive(Debug, Clone)]
 pub struct ProxyLimits {
-    /// The largest request head.
+    /// The largest request head, in bytes; at least 8 KiB is used. Default: 64 KiB.
     pub head_bytes: usize,
-    /// Time for a client to send its request head.
+    /// Time for a client to send its request head. Default: 30 s.
     pub head: Duration,
-    /// Time to resolve a name.
+    /// Time to resolve a name. Default: 10 s.
     pub resolve: Duration,
-    /// Time to connect, for each address.
+    /// Time to connect, for each address. Default: 10 s.
     pub connect: Duration,
-    /// Time without a byte either way.
+    /// Time without a byte in either direction. Default: 300 s.
     pub idle: Duration,
-    /// Time for a whole connection.
+    /// Time for a whole connection. Default: 1 h.
     pub total: Duration,
-    /// Connections a session may hold open.
+    /// Connections a session may hold open. Default: 128.
     pub connections: usize,
 }
 

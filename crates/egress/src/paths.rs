@@ -1,39 +1,40 @@
-//! Which requests are model calls, and where they go.
+//! Which requests are model calls, and their path at the provider.
 //!
-//! A path is judged as it stands and sent on as it was judged: nothing is decoded, normalised or
-//! collapsed on the way, and whatever would need that is refused. So what a provider sees is what
-//! was allowed here.
+//! A path is checked as it stands and sent on as it was checked: nothing is normalised or collapsed in
+//! between, and a path that would need it is refused. So the provider sees exactly what was allowed.
 
 use http::{Method, StatusCode, Uri};
 
-use crate::answer::Refusal;
+use crate::refusal::EgressRefusal;
 
-/// What every provider is asked for, in words for an error.
-pub(crate) const ALLOWED: &str = "POST messages, messages/count_tokens, chat/completions, responses, \
+/// The allowed model calls, as an error text lists them.
+pub(crate) const ALLOWED_CALLS: &str = "POST messages, messages/count_tokens, chat/completions, responses, \
      models/<model>:generateContent, :streamGenerateContent, :countTokens; GET models, models/<model>";
 
-/// A request's path, taken apart.
+/// The parsed path of a request to the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ModelRequestPath {
     /// The provider's name.
     pub provider: String,
-    /// What is wanted of it: checked segments, none of them empty, `.` or `..`.
+    /// The path after the provider: checked segments, none of them empty, `.` or `..`.
     pub rest: Vec<String>,
 }
 
-impl Wanted {
-    /// Reads `/<provider>/<rest>`.
-    pub fn parse(uri: &Uri) -> Result<Self, Refusal> {
+impl ModelRequestPath {
+    /// Parses `/<provider>/<rest>`.
+    pub fn parse(uri: &Uri) -> Result<Self, EgressRefusal> {
         if uri.scheme().is_some() || uri.authority().is_some() {
-            return Err(bad("ask with a plain path, /<provider>/…; this is not a proxy"));
+            return Err(bad_request(
+                "ask with a plain path, /<provider>/…; this is not a proxy",
+            ));
         }
         let path = uri
             .path()
             .strip_prefix('/')
-            .ok_or_else(|| bad("the path must begin with a slash"))?;
+            .ok_or_else(|| bad_request("the path must begin with a slash"))?;
         let mut segments = Vec::new();
         for raw in path.split('/') {
-            segments.push(segment(raw)?);
+            segments.push(parse_segment(raw)?);
         }
         let mut segments = segments.into_iter();
         match segments.next() {
@@ -41,7 +42,9 @@ impl Wanted {
                 provider,
                 rest: segments.collect(),
             }),
-            _ => Err(bad("the path must be /<provider>/<path of the model call>")),
+            _ => Err(bad_request(
+                "the path must be /<provider>/<path of the model call>",
+            )),
         }
     }
 
@@ -50,39 +53,39 @@ impl Wanted {
         format!("/{}", self.rest.join("/"))
     }
 
-    /// Whether this is a model call, or something `allow_paths` names.
-    pub fn check(&self, method: &Method, allow_paths: &[String]) -> Result<(), Refusal> {
+    /// Checks that this is a model call with the right method, or a path in `allow_paths`.
+    pub fn check(&self, method: &Method, allow_paths: &[String]) -> Result<(), EgressRefusal> {
         let rest: Vec<&str> = self.rest.iter().map(String::as_str).collect();
-        if allow_paths.iter().any(|allowed| names(allowed, &rest)) {
+        if allow_paths.iter().any(|allowed| matches_allowed(allowed, &rest)) {
             return Ok(());
         }
-        let wanted = match call(after_prefix(&rest)) {
-            Some(wanted) => wanted,
+        let expected = match model_call_method(strip_prefixes(&rest)) {
+            Some(expected) => expected,
             None => {
-                return Err(Refusal::new(
+                return Err(EgressRefusal::new(
                     StatusCode::FORBIDDEN,
                     "not_allowed",
                     format!(
-                        "{} is not a model call. Allowed: {ALLOWED}; allow_paths of [providers.{}] adds more",
+                        "{} is not a model call. Allowed: {ALLOWED_CALLS}; allow_paths of [providers.{}] adds more",
                         self.path(),
                         self.provider
                     ),
                 ));
             }
         };
-        if *method == wanted || (*method == Method::HEAD && wanted == Method::GET) {
+        if *method == expected || (*method == Method::HEAD && expected == Method::GET) {
             return Ok(());
         }
-        Err(Refusal::new(
+        Err(EgressRefusal::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "not_allowed",
-            format!("{} takes {wanted}, not {method}", self.path()),
+            format!("{} takes {expected}, not {method}", self.path()),
         ))
     }
 
-    /// The path at a provider whose address has this path. An address that names a version (it ends
-    /// in `/v1`, or in `/v1beta/openai`) decides it; the client's own is dropped.
-    pub fn upstream_path(&self, base: &str) -> String {
+    /// The path at a provider whose base URL has the path `base`. If that names a version (it ends in
+    /// `/v1`, or in `/v1beta/openai`), it replaces the version of the request.
+    pub fn provider_path(&self, base: &str) -> String {
         let base = base.trim_end_matches('/');
         let mut backwards = base.rsplit('/');
         let decided = match (backwards.next(), backwards.next()) {
@@ -98,28 +101,30 @@ impl Wanted {
     }
 }
 
-/// One segment: letters, digits and the few marks that model names have. `%3A` and `%40` are the
-/// only escapes clients have a reason for.
-fn segment(raw: &str) -> Result<String, Refusal> {
+/// Checks one segment: letters, digits and the punctuation of model names. `%3A` and `%40` are the
+/// only escapes decoded; clients need no others.
+fn parse_segment(raw: &str) -> Result<String, EgressRefusal> {
     let text = raw.replace("%3A", ":").replace("%3a", ":").replace("%40", "@");
     let plain =
         |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~' | b':' | b'@' | b'+');
     if text.is_empty() {
-        return Err(bad("the path has an empty segment (// or a slash at its end)"));
+        return Err(bad_request(
+            "the path has an empty segment (// or a slash at its end)",
+        ));
     }
     if text.bytes().all(|b| b == b'.') {
-        return Err(bad("the path has a segment of dots"));
+        return Err(bad_request("the path has a segment of dots"));
     }
     if !text.bytes().all(plain) {
-        return Err(bad(
+        return Err(bad_request(
             "the path has characters that no model call needs (escapes, backslashes, …)",
         ));
     }
     Ok(text)
 }
 
-/// Drops what stands before a model call: versions, and the names gateways put there.
-fn after_prefix<'a>(mut rest: &'a [&'a str]) -> &'a [&'a str] {
+/// Strips what may precede a model call: versions, and the prefixes of providers and gateways.
+fn strip_prefixes<'a>(mut rest: &'a [&'a str]) -> &'a [&'a str] {
     loop {
         rest = match rest {
             ["deployments", _, tail @ ..] => tail,
@@ -131,8 +136,8 @@ fn after_prefix<'a>(mut rest: &'a [&'a str]) -> &'a [&'a str] {
     }
 }
 
-/// The method of a model call; `None`: it is none.
-fn call(rest: &[&str]) -> Option<Method> {
+/// The HTTP method of a model call; `None` if the path is no model call.
+fn model_call_method(rest: &[&str]) -> Option<Method> {
     match rest {
         ["messages"] | ["messages", "count_tokens"] | ["chat", "completions"] | ["responses"] => {
             Some(Method::POST)
@@ -142,19 +147,19 @@ fn call(rest: &[&str]) -> Option<Method> {
             Some((name, "generateContent" | "streamGenerateContent" | "countTokens")) if !name.is_empty() => {
                 Some(Method::POST)
             }
-            // A tag, as in `llama3:8b`. A verb we do not know is not one of these names' tags.
+            // After the colon stands a tag, as in `llama3:8b`, or an unknown verb, which has capitals.
             Some((_, verb)) if verb.bytes().any(|b| b.is_ascii_uppercase()) => None,
             _ => Some(Method::GET),
         },
-        // Names with an owner: models/meta-llama/llama-4.
+        // Model names with an owner: models/meta-llama/llama-4.
         ["models", _, model] if !model.contains(':') => Some(Method::GET),
         _ => None,
     }
 }
 
-/// Whether an entry of `allow_paths` names this path: as it stands, or without its version; `*` at
-/// the end stands for anything.
-fn names(allowed: &str, rest: &[&str]) -> bool {
+/// Whether an entry of `allow_paths` matches this path, with or without its version; a `*` at the end
+/// matches anything but nothing.
+fn matches_allowed(allowed: &str, rest: &[&str]) -> bool {
     let allowed = allowed.trim_matches('/');
     if allowed.is_empty() {
         return false;
@@ -181,21 +186,21 @@ fn is_version(segment: &str) -> bool {
         && bytes.all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())
 }
 
-fn bad(message: &str) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
+fn bad_request(message: &str) -> EgressRefusal {
+    EgressRefusal::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(path: &str) -> Result<Wanted, Refusal> {
-        Wanted::parse(&path.parse::<Uri>().unwrap())
+    fn parse(path: &str) -> Result<ModelRequestPath, EgressRefusal> {
+        ModelRequestPath::parse(&path.parse::<Uri>().unwrap())
     }
 
     fn status(method: &Method, path: &str, allow: &[&str]) -> u16 {
         let allow: Vec<String> = allow.iter().map(|a| (*a).to_owned()).collect();
-        match parse(path).and_then(|wanted| wanted.check(method, &allow)) {
+        match parse(path).and_then(|path| path.check(method, &allow)) {
             Ok(()) => 200,
             Err(refusal) => refusal.status.as_u16(),
         }
@@ -248,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn tricks_with_paths_are_refused() {
+    fn paths_that_would_need_normalising_are_refused() {
         for path in [
             "/openai//v1/messages",
             "/openai/v1/messages/",
@@ -269,13 +274,13 @@ mod tests {
             "http://elsewhere/openai/v1/messages",
         ] {
             let Ok(uri) = path.parse::<Uri>() else { continue };
-            let refusal = Wanted::parse(&uri).expect_err(path);
+            let refusal = ModelRequestPath::parse(&uri).expect_err(path);
             assert_eq!(refusal.status, StatusCode::BAD_REQUEST, "{path}");
         }
     }
 
     #[test]
-    fn allow_paths_adds() {
+    fn allow_paths_allows_additional_paths() {
         let allow = ["embeddings", "/v1/files/*"];
         assert_eq!(status(&Method::POST, "/openai/v1/embeddings", &allow), 200);
         assert_eq!(status(&Method::POST, "/openai/embeddings", &allow), 200);
@@ -286,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_names_a_version_decides_it() {
+    fn a_version_in_the_base_url_replaces_the_requests() {
         for (base, path, expected) in [
             ("/", "/p/v1/messages", "/v1/messages"),
             ("", "/p/chat/completions", "/chat/completions"),
@@ -315,7 +320,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                parse(path).unwrap().upstream_path(base),
+                parse(path).unwrap().provider_path(base),
                 expected,
                 "{base} + {path}"
             );

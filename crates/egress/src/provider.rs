@@ -4,19 +4,19 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use oubliette_protocol::{Error, Result};
 use secrecy::{ExposeSecret, SecretString};
 
-/// How a provider wants to see its key.
+/// The request header that carries a provider's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthStyle {
     /// `x-api-key`, and an `anthropic-version` if the client sent none.
     Anthropic,
     /// `x-goog-api-key`.
     Gemini,
-    /// `Authorization: Bearer`: OpenAI and everyone who speaks its API.
+    /// `Authorization: Bearer`: OpenAI and providers with a compatible API.
     Bearer,
 }
 
 impl AuthStyle {
-    /// The style of a provider by the name it is configured under and where it is.
+    /// Guesses the style from the name a provider is configured under and the host of its URL.
     pub fn guess(name: &str, base_url: &str) -> Self {
         let host = reqwest::Url::parse(base_url)
             .ok()
@@ -36,23 +36,24 @@ impl AuthStyle {
 
 /// `[providers.<name>]`, its key already read from the server's environment.
 #[derive(Debug, Clone)]
-pub struct Provider {
+pub struct ModelProvider {
     /// The first segment of a request's path.
     pub name: String,
-    /// Where requests go. May end in a version (`…/v1`); then the client's own version is dropped.
+    /// Base URL of its requests. If it ends in a version (`…/v1`), that replaces the one in a request's path.
     pub base_url: String,
-    /// How the key is shown.
+    /// How the key is sent.
     pub style: AuthStyle,
-    /// Where the key was read from, for error texts.
+    /// The environment variable the key was read from, for error texts.
     pub api_key_env: Option<String>,
-    /// The key. Without one the request goes out without credentials (a local Ollama or vLLM).
+    /// The key. Without one, requests go out without credentials (a local Ollama or vLLM).
     pub api_key: Option<SecretString>,
-    /// Paths allowed besides the model calls every provider has, relative to the provider.
+    /// Paths allowed besides the model calls of [`crate::paths`], relative to the provider; a `*` at the end of one
+    /// matches anything.
     pub allow_paths: Vec<String>,
 }
 
-impl Provider {
-    /// A provider without a key; its style guessed from name and address.
+impl ModelProvider {
+    /// A provider without a key; its style is guessed from its name and URL.
     pub fn new(name: impl Into<String>, base_url: impl Into<String>) -> Self {
         let (name, base_url) = (name.into(), base_url.into());
         let style = AuthStyle::guess(&name, &base_url);
@@ -66,14 +67,14 @@ impl Provider {
         }
     }
 
-    /// With a key.
+    /// Sets the key.
     #[must_use]
     pub fn with_key(mut self, key: SecretString) -> Self {
         self.api_key = Some(key);
         self
     }
 
-    /// Checks what a config file may have got wrong.
+    /// Validates name, URL and key, and returns the parsed URL.
     pub(crate) fn check(&self) -> Result<reqwest::Url> {
         let name = &self.name;
         if name.is_empty()
@@ -113,7 +114,7 @@ impl Provider {
         Ok(url)
     }
 
-    /// Adds the credentials to an upstream request.
+    /// Adds the credentials to a request to this provider.
     pub(crate) fn authorise(&self, headers: &mut HeaderMap) {
         if self.style == AuthStyle::Anthropic && !headers.contains_key("anthropic-version") {
             headers.insert(

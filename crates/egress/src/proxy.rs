@@ -1,8 +1,8 @@
 //! The HTTP proxy of agents with `network: "proxy"`.
 //!
-//! `CONNECT host:port` and `GET http://host/…`. The proxy resolves the name itself, judges every
-//! address it finds, and connects to one it has judged: a name that changes its mind in between
-//! (DNS rebinding) changes nothing.
+//! It serves `CONNECT host:port` and plain requests such as `GET http://host/…`. The proxy resolves the
+//! name itself, checks every address it gets, and connects to one of those: a name that resolves
+//! differently later (DNS rebinding) gains nothing.
 
 use std::{
     convert::Infallible,
@@ -24,41 +24,41 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     ProxyLimits,
-    allow::Allow,
-    answer::{Body, Refusal},
+    activity::{ActivityClock, ActivityStream},
+    allow_list::EgressAllowList,
     connections, headers,
-    tunnel::{Pulse, Watched},
+    refusal::{EgressRefusal, ResponseBody},
 };
 
 /// The proxy, shared by every session.
 #[derive(Debug)]
 pub struct EgressProxy {
-    allow: Allow,
+    allow: EgressAllowList,
     limits: ProxyLimits,
 }
 
-/// A tunnel that begins when the answer to its `CONNECT` has been sent.
-struct Tunnel {
+/// A tunnel that begins once the response to its `CONNECT` has been sent.
+struct PendingTunnel {
     client: OnUpgrade,
-    server: Watched,
-    pulse: Pulse,
+    server: ActivityStream,
+    activity: ActivityClock,
 }
 
-/// Ends a task with the thing that needs it.
-struct Ends(AbortHandle);
+/// Aborts a task when dropped.
+struct AbortOnDrop(AbortHandle);
 
-impl Drop for Ends {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 impl EgressProxy {
-    /// `allow`: hosts, `host:port`, `*.suffix` and CIDR blocks that may be reached although they are
-    /// private or on a port that is not the web's.
+    /// `allow`: hosts, `host:port`, `*.suffix`, addresses and CIDR blocks that may be reached although they
+    /// are private or on another port than 80 and 443.
     pub fn new(allow: Vec<String>, limits: ProxyLimits) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            allow: Allow::parse(&allow)?,
+            allow: EgressAllowList::parse(&allow)?,
             limits,
         }))
     }
@@ -66,15 +66,18 @@ impl EgressProxy {
     /// Serves one session's socket until `cancel`.
     pub async fn serve(self: Arc<Self>, listener: UnixListener, cancel: CancellationToken) {
         let most = self.limits.connections;
-        connections::serve(listener, most, cancel, |stream| self.clone().connection(stream)).await;
+        connections::serve(listener, most, cancel, |stream| {
+            self.clone().serve_connection(stream)
+        })
+        .await;
     }
 
-    async fn connection(self: Arc<Self>, stream: UnixStream) {
-        let begun: Arc<Mutex<Option<Tunnel>>> = Arc::default();
+    async fn serve_connection(self: Arc<Self>, stream: UnixStream) {
+        let begun: Arc<Mutex<Option<PendingTunnel>>> = Arc::default();
         let (proxy, slot) = (self.clone(), begun.clone());
         let service = service_fn(move |request| {
             let (proxy, slot) = (proxy.clone(), slot.clone());
-            async move { Ok::<_, Infallible>(proxy.answer(request, &slot).await) }
+            async move { Ok::<_, Infallible>(proxy.handle_request(request, &slot).await) }
         });
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -85,83 +88,90 @@ impl EgressProxy {
         if let Err(error) = serving.await {
             tracing::debug!(%error, "a sandbox's connection to the proxy broke off");
         }
-        // In this task, so that the tunnel counts as this connection and ends with the session.
+        // The tunnel runs in this task, so that it counts as this connection and ends with the session.
         let tunnel = begun.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(tunnel) = tunnel {
-            self.carry(tunnel).await;
+            self.run_tunnel(tunnel).await;
         }
     }
 
-    async fn carry(
+    async fn run_tunnel(
         &self,
-        Tunnel {
+        PendingTunnel {
             client,
             mut server,
-            pulse,
-        }: Tunnel,
+            activity,
+        }: PendingTunnel,
     ) {
         let Ok(client) = client.await else { return };
         let mut client = TokioIo::new(client);
         tokio::select! {
             _done = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-            () = pulse.ended(self.limits.idle, self.limits.total) => {}
+            () = activity.wait_idle_or_expired(self.limits.idle, self.limits.total) => {}
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, slot: &Mutex<Option<Tunnel>>) -> Response<Body> {
+    async fn handle_request(
+        &self,
+        request: Request<Incoming>,
+        slot: &Mutex<Option<PendingTunnel>>,
+    ) -> Response<ResponseBody> {
         let answered = if request.method() == Method::CONNECT {
-            self.connect(request, slot).await
+            self.handle_connect(request, slot).await
         } else {
-            self.forward(request).await
+            self.forward_http(request).await
         };
         answered.unwrap_or_else(|refusal| refusal.response())
     }
 
-    async fn connect(
+    async fn handle_connect(
         &self,
         mut request: Request<Incoming>,
-        slot: &Mutex<Option<Tunnel>>,
-    ) -> std::result::Result<Response<Body>, Refusal> {
+        slot: &Mutex<Option<PendingTunnel>>,
+    ) -> std::result::Result<Response<ResponseBody>, EgressRefusal> {
         let Some(port) = request.uri().port_u16() else {
-            return Err(bad("CONNECT wants host:port"));
+            return Err(bad_request("CONNECT wants host:port"));
         };
         let host = host_of(request.uri())?;
-        let (server, pulse) = Watched::new(self.reach(&host, port).await?);
+        let (server, activity) = ActivityStream::new(self.resolve_and_connect(&host, port).await?);
         let client = hyper::upgrade::on(&mut request);
-        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Tunnel {
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(PendingTunnel {
             client,
             server,
-            pulse,
+            activity,
         });
         Ok(Response::new(
             Empty::new().map_err(|never| match never {}).boxed_unsync(),
         ))
     }
 
-    async fn forward(&self, request: Request<Incoming>) -> std::result::Result<Response<Body>, Refusal> {
+    async fn forward_http(
+        &self,
+        request: Request<Incoming>,
+    ) -> std::result::Result<Response<ResponseBody>, EgressRefusal> {
         match request.uri().scheme_str() {
             Some("http") => {}
-            Some(other) => return Err(bad(format!("use CONNECT for {other}"))),
+            Some(other) => return Err(bad_request(format!("use CONNECT for {other}"))),
             None => {
-                return Err(bad(
+                return Err(bad_request(
                     "this is an HTTP proxy: ask for http://host/… or CONNECT host:port",
                 ));
             }
         }
         let host = host_of(request.uri())?;
         let port = request.uri().port_u16().unwrap_or(80);
-        let (stream, pulse) = Watched::new(self.reach(&host, port).await?);
+        let (stream, activity) = ActivityStream::new(self.resolve_and_connect(&host, port).await?);
         let (mut sender, connection) = client::conn::http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(|e| broken(&host, &e))?;
+            .map_err(|e| connection_broken(&host, &e))?;
         let (idle, total) = (self.limits.idle, self.limits.total);
         let driver = tokio::spawn(async move {
             tokio::select! {
                 _done = connection => {}
-                () = pulse.ended(idle, total) => {}
+                () = activity.wait_idle_or_expired(idle, total) => {}
             }
         });
-        let driver = Ends(driver.abort_handle());
+        let driver = AbortOnDrop(driver.abort_handle());
 
         let (mut parts, body) = request.into_parts();
         let host_header = parts
@@ -175,17 +185,17 @@ impl EgressProxy {
                 .cloned()
                 .unwrap_or(PathAndQuery::from_static("/")),
         );
-        parts.headers = headers::without_hops(&parts.headers);
+        parts.headers = headers::without_hop_by_hop(&parts.headers);
         if let Some(value) = host_header {
             parts.headers.insert(header::HOST, value);
         }
         let response = sender
             .send_request(Request::from_parts(parts, body))
             .await
-            .map_err(|e| broken(&host, &e))?;
+            .map_err(|e| connection_broken(&host, &e))?;
         let (mut parts, body) = response.into_parts();
-        parts.headers = headers::without_hops(&parts.headers);
-        // The driver lives as long as the body it feeds.
+        parts.headers = headers::without_hop_by_hop(&parts.headers);
+        // The task that drives the connection lives as long as the body it feeds.
         let body = body.map_err(move |error| {
             let _alive = &driver;
             error.into()
@@ -193,15 +203,19 @@ impl EgressProxy {
         Ok(Response::from_parts(parts, body.boxed_unsync()))
     }
 
-    /// Resolves, judges, connects.
-    async fn reach(&self, host: &str, port: u16) -> std::result::Result<TcpStream, Refusal> {
+    /// Resolves the name, checks its addresses, and connects to the first of at most four that answers.
+    async fn resolve_and_connect(
+        &self,
+        host: &str,
+        port: u16,
+    ) -> std::result::Result<TcpStream, EgressRefusal> {
         let found: Vec<SocketAddr> =
             match tokio::time::timeout(self.limits.resolve, tokio::net::lookup_host((host, port))).await {
                 Ok(Ok(found)) => found.collect(),
                 Ok(Err(_)) | Err(_) => Vec::new(),
             };
         if found.is_empty() {
-            return Err(gateway(format!("there is no address for {host}")));
+            return Err(bad_gateway(format!("there is no address for {host}")));
         }
         self.allow.check(host, port, &found)?;
         let mut last = None;
@@ -215,19 +229,19 @@ impl EgressProxy {
                 Err(_) => last = Some(format!("no answer within {}", seconds(self.limits.connect))),
             }
         }
-        Err(gateway(format!(
+        Err(bad_gateway(format!(
             "cannot connect to {host}:{port}: {}",
             last.unwrap_or_default()
         )))
     }
 }
 
-/// The host of a request's target, as names are compared: in lower case, without brackets or a dot
-/// at its end.
-fn host_of(uri: &Uri) -> std::result::Result<String, Refusal> {
-    let authority = uri.authority().ok_or_else(|| bad("no host is named"))?;
+/// The host of a request's target in the form names are compared in: lower case, without brackets or
+/// a trailing dot.
+fn host_of(uri: &Uri) -> std::result::Result<String, EgressRefusal> {
+    let authority = uri.authority().ok_or_else(|| bad_request("no host is named"))?;
     if authority.as_str().contains('@') {
-        return Err(bad("no user name belongs there"));
+        return Err(bad_request("no user name belongs there"));
     }
     let host = authority
         .host()
@@ -235,21 +249,21 @@ fn host_of(uri: &Uri) -> std::result::Result<String, Refusal> {
         .trim_end_matches('.')
         .to_ascii_lowercase();
     if host.is_empty() || host.len() > 253 {
-        return Err(bad("no host is named"));
+        return Err(bad_request("no host is named"));
     }
     Ok(host)
 }
 
-fn bad(message: impl Into<String>) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
+fn bad_request(message: impl Into<String>) -> EgressRefusal {
+    EgressRefusal::new(StatusCode::BAD_REQUEST, "invalid_argument", message)
 }
 
-fn gateway(message: String) -> Refusal {
-    Refusal::new(StatusCode::BAD_GATEWAY, "unavailable", message)
+fn bad_gateway(message: String) -> EgressRefusal {
+    EgressRefusal::new(StatusCode::BAD_GATEWAY, "unavailable", message)
 }
 
-fn broken(host: &str, error: &hyper::Error) -> Refusal {
-    gateway(format!("{host} broke the connection off: {error}"))
+fn connection_broken(host: &str, error: &hyper::Error) -> EgressRefusal {
+    bad_gateway(format!("{host} broke the connection off: {error}"))
 }
 
 fn seconds(duration: Duration) -> String {

@@ -15,7 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
-use oubliette_egress::{GatewayLimits, ModelGateway, ModelSink, Provider};
+use oubliette_egress::{GatewayLimits, ModelGateway, ModelProvider, ModelSink};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket, UnixListener, UnixStream},
@@ -23,40 +23,42 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+/// Upper bound of every wait.
 const SOON: Duration = Duration::from_secs(30);
 
-/// What the provider saw.
+/// A request as the provider received it.
 #[derive(Debug, Clone)]
-struct Seen {
+struct ReceivedRequest {
     method: String,
     uri: String,
     headers: http::HeaderMap,
     body: usize,
 }
 
+/// State of the provider's handler: where it reports requests, and the signal some responses wait for.
 #[derive(Clone)]
-struct Upstream {
-    seen: mpsc::UnboundedSender<Seen>,
+struct ProviderState {
+    received: mpsc::UnboundedSender<ReceivedRequest>,
     go: Arc<Notify>,
 }
 
-async fn provider(State(upstream): State<Upstream>, request: Request) -> Response {
+async fn provider_handler(State(state): State<ProviderState>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = body
         .into_data_stream()
         .fold(0, |sum, chunk| async move { sum + chunk.map_or(0, |c| c.len()) })
         .await;
     let uri = parts.uri.to_string();
-    let seen = Seen {
+    let seen = ReceivedRequest {
         method: parts.method.to_string(),
         uri: uri.clone(),
         headers: parts.headers,
         body,
     };
-    upstream.seen.send(seen).unwrap();
+    state.received.send(seen).unwrap();
     if uri.contains("stream") {
         // The second event only comes once the test has read the first.
-        let go = upstream.go.clone();
+        let go = state.go.clone();
         let events =
             stream::once(async { Ok::<_, Infallible>("data: one\n\n") }).chain(stream::once(async move {
                 go.notified().await;
@@ -65,7 +67,7 @@ async fn provider(State(upstream): State<Upstream>, request: Request) -> Respons
         return ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response();
     }
     if uri.contains("wait") {
-        upstream.go.notified().await;
+        state.go.notified().await;
     }
     if uri.contains("redirect") {
         return (http::StatusCode::FOUND, [("location", "http://169.254.169.254/")]).into_response();
@@ -77,10 +79,11 @@ async fn provider(State(upstream): State<Upstream>, request: Request) -> Respons
     ([("set-cookie", "a=b"), ("x-request-id", "r1")], "{\"ok\":true}").into_response()
 }
 
+/// Records what the gateway reports: provider, path, status.
 #[derive(Default)]
-struct Heard(Mutex<Vec<(String, String, u16)>>, Notify);
+struct ReportRecorder(Mutex<Vec<(String, String, u16)>>, Notify);
 
-impl ModelSink for Heard {
+impl ModelSink for ReportRecorder {
     fn model_request(&self, provider: &str, path: &str, status: u16, _duration: Duration) {
         self.0
             .lock()
@@ -90,61 +93,65 @@ impl ModelSink for Heard {
     }
 }
 
-struct World {
+/// A gateway on a Unix socket, in front of a provider on loopback.
+struct GatewayFixture {
     _dir: tempfile::TempDir,
     _nobody: TcpSocket,
     socket: std::path::PathBuf,
-    seen: mpsc::UnboundedReceiver<Seen>,
+    received: mpsc::UnboundedReceiver<ReceivedRequest>,
     go: Arc<Notify>,
-    heard: Arc<Heard>,
+    recorder: Arc<ReportRecorder>,
     cancel: CancellationToken,
     serving: tokio::task::JoinHandle<()>,
 }
 
-async fn world(limits: GatewayLimits) -> World {
+async fn gateway_fixture(limits: GatewayLimits) -> GatewayFixture {
     let (sender, seen) = mpsc::unbounded_channel();
     let go = Arc::new(Notify::new());
-    let app = Router::new().fallback(provider).with_state(Upstream {
-        seen: sender,
-        go: go.clone(),
-    });
+    let app = Router::new()
+        .fallback(provider_handler)
+        .with_state(ProviderState {
+            received: sender,
+            go: go.clone(),
+        });
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", tcp.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(tcp, app).await.unwrap() });
 
-    // Bound and not listened on: nobody is there, and nobody else comes.
+    // Bound but not listening: connecting is refused, and the port stays reserved.
     let nobody = TcpSocket::new_v4().unwrap();
     nobody.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let closed = nobody.local_addr().unwrap();
-    let mut extra = Provider::new("vllm", format!("{base}/v1"));
+    let mut extra = ModelProvider::new("vllm", format!("{base}/v1"));
     extra.allow_paths = vec!["stream".into(), "wait".into(), "redirect".into(), "large".into()];
     let providers = vec![
-        Provider::new("anthropic", base.clone()).with_key("sk-ant-secret".to_owned().into()),
-        Provider::new("openai", format!("{base}/v1")).with_key("sk-openai-secret".to_owned().into()),
-        Provider::new("notls", base.replace("http:", "https:")).with_key("sk-tls-secret".to_owned().into()),
-        Provider::new("gemini", base).with_key("goog-secret".to_owned().into()),
-        Provider::new("down", format!("http://{closed}")).with_key("sk-down-secret".to_owned().into()),
+        ModelProvider::new("anthropic", base.clone()).with_key("sk-ant-secret".to_owned().into()),
+        ModelProvider::new("openai", format!("{base}/v1")).with_key("sk-openai-secret".to_owned().into()),
+        ModelProvider::new("notls", base.replace("http:", "https:"))
+            .with_key("sk-tls-secret".to_owned().into()),
+        ModelProvider::new("gemini", base).with_key("goog-secret".to_owned().into()),
+        ModelProvider::new("down", format!("http://{closed}")).with_key("sk-down-secret".to_owned().into()),
         extra,
     ];
     let gateway = ModelGateway::new(providers, limits).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("model.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let (heard, cancel) = (Arc::new(Heard::default()), CancellationToken::new());
+    let (heard, cancel) = (Arc::new(ReportRecorder::default()), CancellationToken::new());
     let serving = tokio::spawn(gateway.serve(listener, heard.clone(), cancel.clone()));
-    World {
+    GatewayFixture {
         _dir: dir,
         _nobody: nobody,
         socket,
-        seen,
+        received: seen,
         go,
-        heard,
+        recorder: heard,
         cancel,
         serving,
     }
 }
 
-impl World {
+impl GatewayFixture {
     async fn connect(&self, head: &str, body: &[u8]) -> UnixStream {
         let mut stream = UnixStream::connect(&self.socket).await.unwrap();
         let length = if body.is_empty() {
@@ -170,21 +177,21 @@ impl World {
         (status, answer)
     }
 
-    async fn provider_saw(&mut self) -> Seen {
-        tokio::time::timeout(SOON, self.seen.recv())
+    async fn next_received(&mut self) -> ReceivedRequest {
+        tokio::time::timeout(SOON, self.received.recv())
             .await
             .expect("nothing was passed on")
             .unwrap()
     }
 
-    async fn heard(&self, count: usize) -> Vec<(String, String, u16)> {
+    async fn wait_reports(&self, count: usize) -> Vec<(String, String, u16)> {
         let wait = async {
-            while self.heard.0.lock().unwrap().len() < count {
-                self.heard.1.notified().await;
+            while self.recorder.0.lock().unwrap().len() < count {
+                self.recorder.1.notified().await;
             }
         };
         tokio::time::timeout(SOON, wait).await.expect("not reported");
-        self.heard.0.lock().unwrap().clone()
+        self.recorder.0.lock().unwrap().clone()
     }
 }
 
@@ -203,8 +210,8 @@ async fn read_until(stream: &mut UnixStream, text: &str) -> String {
 }
 
 #[tokio::test]
-async fn each_provider_sees_its_key_and_never_the_clients() {
-    let mut world = world(GatewayLimits::default()).await;
+async fn each_provider_gets_its_key_and_never_the_clients_credentials() {
+    let mut fixture = gateway_fixture(GatewayLimits::default()).await;
     let mine = "authorization: Bearer mine\r\nx-api-key: mine\r\nx-goog-api-key: mine\r\ncookie: mine=1\r\n\
                 content-type: application/json\r\nproxy-authorization: mine";
     for (path, uri, header, value) in [
@@ -228,8 +235,8 @@ async fn each_provider_sees_its_key_and_never_the_clients() {
         ),
     ] {
         let ask = format!("POST {path} HTTP/1.1\r\n{mine}");
-        let mut stream = world.connect(&ask, b"{}").await;
-        let seen = world.provider_saw().await;
+        let mut stream = fixture.connect(&ask, b"{}").await;
+        let seen = fixture.next_received().await;
         assert_eq!(
             (seen.method.as_str(), seen.uri.as_str(), seen.body),
             ("POST", uri, 2)
@@ -247,7 +254,7 @@ async fn each_provider_sees_its_key_and_never_the_clients() {
             seen.headers.contains_key("anthropic-version"),
             header == "x-api-key"
         );
-        world.go.notify_one();
+        fixture.go.notify_one();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -256,7 +263,7 @@ async fn each_provider_sees_its_key_and_never_the_clients() {
             "{answer}"
         );
     }
-    let heard = world.heard(3).await;
+    let heard = fixture.wait_reports(3).await;
     assert_eq!(heard[0], ("anthropic".into(), "/v1/messages".into(), 200));
     assert_eq!(
         heard[2],
@@ -269,30 +276,37 @@ async fn each_provider_sees_its_key_and_never_the_clients() {
 }
 
 #[tokio::test]
-async fn an_answer_streams_as_it_comes() {
-    let mut world = world(GatewayLimits::default()).await;
-    let mut stream = world.connect("POST /vllm/stream HTTP/1.1", b"{}").await;
+async fn a_response_is_streamed_without_buffering() {
+    let mut fixture = gateway_fixture(GatewayLimits::default()).await;
+    let mut stream = fixture.connect("POST /vllm/stream HTTP/1.1", b"{}").await;
     let first = read_until(&mut stream, "data: one").await;
     assert!(
         first.contains("text/event-stream") && !first.contains("data: two"),
         "{first}"
     );
     assert!(
-        world.heard.0.lock().unwrap().is_empty(),
+        fixture.recorder.0.lock().unwrap().is_empty(),
         "reported when it is over"
     );
-    world.go.notify_one();
+    fixture.go.notify_one();
     read_until(&mut stream, "data: two").await;
-    assert_eq!(world.heard(1).await, [("vllm".into(), "/stream".into(), 200)]);
+    assert_eq!(
+        fixture.wait_reports(1).await,
+        [("vllm".into(), "/stream".into(), 200)]
+    );
     assert!(
-        !world.provider_saw().await.headers.contains_key("authorization"),
+        !fixture
+            .next_received()
+            .await
+            .headers
+            .contains_key("authorization"),
         "no key configured, none sent"
     );
 }
 
 #[tokio::test]
-async fn what_is_no_model_call_never_leaves() {
-    let mut world = world(GatewayLimits::default()).await;
+async fn requests_that_are_no_model_calls_are_not_forwarded() {
+    let mut fixture = gateway_fixture(GatewayLimits::default()).await;
     for (head, status, says) in [
         ("POST /openai/v1/files HTTP/1.1", 403, "chat/completions"),
         ("DELETE /openai/v1/models/gpt HTTP/1.1", 405, "takes GET"),
@@ -307,52 +321,52 @@ async fn what_is_no_model_call_never_leaves() {
         ("POST http://openai/v1/messages HTTP/1.1", 400, "not a proxy"),
         ("CONNECT openai:443 HTTP/1.1", 400, ""),
     ] {
-        let (got, answer) = world.ask(head, b"").await;
+        let (got, answer) = fixture.ask(head, b"").await;
         assert_eq!(got, status, "{head}: {answer}");
         assert!(answer.contains(says), "{head}: {answer}");
     }
-    assert!(world.seen.try_recv().is_err(), "something was passed on");
-    assert_eq!(world.heard(8).await.len(), 8);
+    assert!(fixture.received.try_recv().is_err(), "something was passed on");
+    assert_eq!(fixture.wait_reports(8).await.len(), 8);
 }
 
 #[tokio::test]
-async fn trouble_upstream_is_told_without_secrets() {
-    let mut world = world(GatewayLimits::default()).await;
-    let (status, answer) = world.ask("POST /down/v1/messages HTTP/1.1", b"{}").await;
+async fn provider_errors_are_reported_without_secrets() {
+    let mut fixture = gateway_fixture(GatewayLimits::default()).await;
+    let (status, answer) = fixture.ask("POST /down/v1/messages HTTP/1.1", b"{}").await;
     assert_eq!(status, 502);
     assert!(
         answer.contains("cannot be reached") && !answer.contains("secret"),
         "{answer}"
     );
-    let (status, answer) = world.ask("POST /notls/v1/messages HTTP/1.1", b"{}").await;
+    let (status, answer) = fixture.ask("POST /notls/v1/messages HTTP/1.1", b"{}").await;
     assert_eq!(status, 502);
     assert!(
         answer.contains("cannot be reached") && !answer.contains("secret"),
         "{answer}"
     );
-    let (status, answer) = world.ask("POST /vllm/redirect HTTP/1.1", b"{}").await;
+    let (status, answer) = fixture.ask("POST /vllm/redirect HTTP/1.1", b"{}").await;
     assert_eq!(status, 502);
     assert!(
         answer.contains("not followed") && !answer.contains("169.254"),
         "{answer}"
     );
-    world.provider_saw().await;
-    assert!(world.seen.try_recv().is_err(), "the redirect was followed");
+    fixture.next_received().await;
+    assert!(fixture.received.try_recv().is_err(), "the redirect was followed");
 }
 
 #[tokio::test]
-async fn sizes_are_bounded() {
+async fn request_and_response_sizes_are_limited() {
     let limits = GatewayLimits {
         request_bytes: 1 << 20,
         response_bytes: 2 << 20,
         ..GatewayLimits::default()
     };
-    let mut world = world(limits).await;
-    let (status, answer) = world
+    let mut fixture = gateway_fixture(limits).await;
+    let (status, answer) = fixture
         .ask("POST /openai/v1/responses HTTP/1.1", &vec![b'x'; (1 << 20) + 1])
         .await;
     assert_eq!(status, 413, "{answer}");
-    let mut chunked = world
+    let mut chunked = fixture
         .connect(
             "POST /openai/v1/responses HTTP/1.1\r\ntransfer-encoding: chunked",
             b"",
@@ -362,16 +376,16 @@ async fn sizes_are_bounded() {
     let _refused = chunked.write_all(chunk.repeat(2).as_bytes()).await;
     let _refused = chunked.write_all(b"0\r\n\r\n").await;
     assert!(read_until(&mut chunked, "HTTP/1.1 ").await.contains("413"));
-    let (status, answer) = world
+    let (status, answer) = fixture
         .ask("POST /openai/v1/responses HTTP/1.1", &vec![b'x'; 1 << 20])
         .await;
     assert_eq!(status, 200, "{answer}");
     loop {
-        if world.provider_saw().await.body == 1 << 20 {
+        if fixture.next_received().await.body == 1 << 20 {
             break;
         }
     }
-    let (status, answer) = world.ask("POST /vllm/large HTTP/1.1", b"{}").await;
+    let (status, answer) = fixture.ask("POST /vllm/large HTTP/1.1", b"{}").await;
     assert_eq!(status, 200);
     assert!(
         answer.len() < 3 << 20 && !answer.ends_with("0\r\n\r\n"),
@@ -380,71 +394,72 @@ async fn sizes_are_bounded() {
 }
 
 #[tokio::test]
-async fn requests_of_a_session_are_bounded() {
+async fn requests_of_a_session_are_limited() {
     let limits = GatewayLimits {
         concurrent: 1,
         per_session: Some(2),
         ..GatewayLimits::default()
     };
-    let mut world = world(limits).await;
-    let mut waiting = world.connect("POST /vllm/wait HTTP/1.1", b"{}").await;
-    world.provider_saw().await;
-    let (status, answer) = world.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await;
+    let mut fixture = gateway_fixture(limits).await;
+    let mut waiting = fixture.connect("POST /vllm/wait HTTP/1.1", b"{}").await;
+    fixture.next_received().await;
+    let (status, answer) = fixture.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await;
     assert_eq!(status, 429, "{answer}");
     assert!(answer.contains("retry-after"), "{answer}");
-    world.go.notify_one();
+    fixture.go.notify_one();
     read_until(&mut waiting, "ok").await;
-    world.heard(2).await;
+    fixture.wait_reports(2).await;
     assert_eq!(
-        world.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await.0,
+        fixture.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await.0,
         200
     );
-    world.heard(3).await;
-    let (status, answer) = world.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await;
+    fixture.wait_reports(3).await;
+    let (status, answer) = fixture.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await;
     assert_eq!(status, 429);
     assert!(answer.contains("used up its 2"), "{answer}");
 }
 
 #[tokio::test]
-async fn a_provider_that_hangs_is_given_up() {
+async fn a_request_to_a_hanging_provider_times_out() {
     let limits = GatewayLimits {
         total: Duration::from_millis(50),
         ..GatewayLimits::default()
     };
-    let world = world(limits).await;
-    let (status, answer) = world.ask("POST /vllm/wait HTTP/1.1", b"{}").await;
+    let fixture = gateway_fixture(limits).await;
+    let (status, answer) = fixture.ask("POST /vllm/wait HTTP/1.1", b"{}").await;
     assert_eq!(status, 504, "{answer}");
 }
 
 #[tokio::test]
-async fn cancelling_ends_everything() {
-    let mut world = world(GatewayLimits::default()).await;
-    let mut stream = world.connect("POST /vllm/stream HTTP/1.1", b"{}").await;
+async fn cancelling_closes_listener_and_connections() {
+    let mut fixture = gateway_fixture(GatewayLimits::default()).await;
+    let mut stream = fixture.connect("POST /vllm/stream HTTP/1.1", b"{}").await;
     read_until(&mut stream, "data: one").await;
-    world.provider_saw().await;
-    world.cancel.cancel();
-    tokio::time::timeout(SOON, &mut world.serving)
+    fixture.next_received().await;
+    fixture.cancel.cancel();
+    tokio::time::timeout(SOON, &mut fixture.serving)
         .await
         .expect("it goes on")
         .unwrap();
     let mut rest = Vec::new();
     let _reset = stream.read_to_end(&mut rest).await;
-    assert!(UnixStream::connect(&world.socket).await.is_err());
-    assert_eq!(world.heard(1).await[0].2, 200);
+    assert!(UnixStream::connect(&fixture.socket).await.is_err());
+    assert_eq!(fixture.wait_reports(1).await[0].2, 200);
 }
 
 #[tokio::test]
-async fn wrong_providers_are_refused_at_start() {
+async fn invalid_providers_are_refused_at_start() {
     for (name, url, says) in [
         ("a/b", "http://x", "letters"),
         ("a", "ftp://x", "http"),
         ("a", "http://user:pw@x", "api_key_env"),
         ("a", "not a url", "base_url"),
     ] {
-        let error = ModelGateway::new(vec![Provider::new(name, url)], GatewayLimits::default()).unwrap_err();
+        let error =
+            ModelGateway::new(vec![ModelProvider::new(name, url)], GatewayLimits::default()).unwrap_err();
         assert!(error.message.contains(says), "{}", error.message);
     }
-    let broken = Provider::new("a", "http://x").with_key("line\nbreak".to_owned().into());
+    let broken = ModelProvider::new("a", "http://x").with_key("line\nbreak".to_owned().into());
     let error = ModelGateway::new(vec![broken], GatewayLimits::default()).unwrap_err();
     assert!(
         !error.message.contains("line\nbreak") && error.message.contains("line break"),

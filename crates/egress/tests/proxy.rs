@@ -12,23 +12,25 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+/// Upper bound of every wait.
 const SOON: Duration = Duration::from_secs(30);
 
-struct World {
+/// A proxy on a Unix socket.
+struct ProxyFixture {
     _dir: tempfile::TempDir,
     socket: std::path::PathBuf,
     cancel: CancellationToken,
     serving: tokio::task::JoinHandle<()>,
 }
 
-async fn world(allow: &[String], limits: ProxyLimits) -> World {
+async fn proxy_fixture(allow: &[String], limits: ProxyLimits) -> ProxyFixture {
     let proxy = EgressProxy::new(allow.to_vec(), limits).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("proxy.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let cancel = CancellationToken::new();
     let serving = tokio::spawn(proxy.serve(listener, cancel.clone()));
-    World {
+    ProxyFixture {
         _dir: dir,
         socket,
         cancel,
@@ -36,8 +38,8 @@ async fn world(allow: &[String], limits: ProxyLimits) -> World {
     }
 }
 
-/// Says what it was asked, and everything it was sent.
-async fn web() -> SocketAddr {
+/// An HTTP server that responds with the request it got: method, URI, headers, body.
+async fn request_dump_server() -> SocketAddr {
     let app = Router::new().fallback(async |request: Request| {
         let (parts, body) = request.into_parts();
         let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
@@ -55,8 +57,8 @@ async fn web() -> SocketAddr {
     address
 }
 
-/// Sends back what it gets.
-async fn echo() -> SocketAddr {
+/// A TCP server that sends back what it receives.
+async fn echo_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -71,7 +73,7 @@ async fn echo() -> SocketAddr {
     address
 }
 
-impl World {
+impl ProxyFixture {
     async fn ask(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(&self.socket).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -108,9 +110,9 @@ impl World {
 
 #[tokio::test]
 async fn a_tunnel_carries_bytes_both_ways() {
-    let server = echo().await;
-    let world = world(&[server.to_string()], ProxyLimits::default()).await;
-    let mut stream = world.tunnel(&server.to_string()).await;
+    let server = echo_server().await;
+    let fixture = proxy_fixture(&[server.to_string()], ProxyLimits::default()).await;
+    let mut stream = fixture.tunnel(&server.to_string()).await;
     let sent = vec![7; 300_000];
     let (mut read, mut write) = stream.split();
     let (_, got) = tokio::join!(
@@ -128,15 +130,15 @@ async fn a_tunnel_carries_bytes_both_ways() {
 }
 
 #[tokio::test]
-async fn plain_http_is_passed_on_without_what_is_for_the_proxy() {
-    let server = web().await;
-    let world = world(&["localhost".to_owned()], ProxyLimits::default()).await;
+async fn plain_http_is_forwarded_without_proxy_headers() {
+    let server = request_dump_server().await;
+    let fixture = proxy_fixture(&["localhost".to_owned()], ProxyLimits::default()).await;
     let request = format!(
         "POST http://LOCALHOST:{}/a/b?c=d HTTP/1.1\r\nhost: elsewhere\r\nproxy-authorization: Basic x\r\n\
          proxy-connection: keep-alive\r\nx-mine: 1\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello",
         server.port()
     );
-    let answer = world.ask(&request).await;
+    let answer = fixture.ask(&request).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(
         answer.contains("POST /a/b?c=d") && answer.contains("\"x-mine\": \"1\"") && answer.contains("hello"),
@@ -149,9 +151,9 @@ async fn plain_http_is_passed_on_without_what_is_for_the_proxy() {
 }
 
 #[tokio::test]
-async fn private_places_are_refused_by_address_and_by_name() {
-    let server = web().await;
-    let world = world(&[], ProxyLimits::default()).await;
+async fn private_targets_are_refused_by_address_and_by_name() {
+    let server = request_dump_server().await;
+    let fixture = proxy_fixture(&[], ProxyLimits::default()).await;
     for target in [
         server.to_string(),
         format!("localhost:{}", server.port()),
@@ -165,14 +167,14 @@ async fn private_places_are_refused_by_address_and_by_name() {
         "10.0.0.1:443".to_owned(),
         "localhost.:80".to_owned(),
     ] {
-        let connect = world
+        let connect = fixture
             .ask(&format!(
                 "CONNECT {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
             ))
             .await;
         assert!(connect.starts_with("HTTP/1.1 403"), "{target}: {connect}");
         assert!(connect.contains("[egress] allow"), "{connect}");
-        let plain = world
+        let plain = fixture
             .ask(&format!(
                 "GET http://{target}/ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
             ))
@@ -182,8 +184,8 @@ async fn private_places_are_refused_by_address_and_by_name() {
 }
 
 #[tokio::test]
-async fn wrong_requests_are_answered() {
-    let world = world(&["127.0.0.1:1".to_owned()], ProxyLimits::default()).await;
+async fn invalid_requests_get_an_error_status() {
+    let fixture = proxy_fixture(&["127.0.0.1:1".to_owned()], ProxyLimits::default()).await;
     for (line, status) in [
         ("GET /just/a/path HTTP/1.1", "400"),
         ("GET https://example.com/ HTTP/1.1", "400"),
@@ -193,7 +195,7 @@ async fn wrong_requests_are_answered() {
         ("CONNECT no-such-host.invalid:443 HTTP/1.1", "502"),
         ("CONNECT 127.0.0.1:1 HTTP/1.1", "502"),
     ] {
-        let answer = world
+        let answer = fixture
             .ask(&format!("{line}\r\nhost: x\r\nconnection: close\r\n\r\n"))
             .await;
         assert!(
@@ -205,7 +207,7 @@ async fn wrong_requests_are_answered() {
         "GET http://example.com/ HTTP/1.1\r\nx: {}\r\n\r\n",
         "y".repeat(1_000_000)
     );
-    let mut stream = UnixStream::connect(&world.socket).await.unwrap();
+    let mut stream = UnixStream::connect(&fixture.socket).await.unwrap();
     let _refused = stream.write_all(long.as_bytes()).await;
     let mut answer = Vec::new();
     let _reset = stream.read_to_end(&mut answer).await;
@@ -217,14 +219,14 @@ async fn wrong_requests_are_answered() {
 }
 
 #[tokio::test]
-async fn idle_and_ended_tunnels_close() {
-    let server = echo().await;
+async fn idle_and_cancelled_tunnels_close() {
+    let server = echo_server().await;
     let limits = ProxyLimits {
         idle: Duration::from_millis(50),
         ..ProxyLimits::default()
     };
     let allow = ["127.0.0.0/8".to_owned()];
-    let quiet = world(&allow, limits).await;
+    let quiet = proxy_fixture(&allow, limits).await;
     let mut stream = quiet.tunnel(&server.to_string()).await;
     let mut rest = Vec::new();
     tokio::time::timeout(SOON, stream.read_to_end(&mut rest))
@@ -232,7 +234,7 @@ async fn idle_and_ended_tunnels_close() {
         .expect("still open")
         .unwrap();
 
-    let mut cancelled = world(&allow, ProxyLimits::default()).await;
+    let mut cancelled = proxy_fixture(&allow, ProxyLimits::default()).await;
     let mut stream = cancelled.tunnel(&server.to_string()).await;
     stream.write_all(b"x").await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), b'x');

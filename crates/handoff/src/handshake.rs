@@ -20,7 +20,8 @@ use std::{
 };
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use tokio::{
     io::{AsyncRead, Interest, ReadBuf},
@@ -252,7 +253,10 @@ mod tests {
     }
 
     /// Hands these off over a socket of their own; both ends' results.
-    async fn hand_over(stdin: impl AsFd, stdout: impl AsFd) -> (io::Result<StdioHandoff>, io::Result<HandedOff>) {
+    async fn hand_over(
+        stdin: impl AsFd,
+        stdout: impl AsFd,
+    ) -> (io::Result<StdioHandoff>, io::Result<HandedOff>) {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("stdio.sock");
         let listener = UnixListener::bind(&socket).unwrap();

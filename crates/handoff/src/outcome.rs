@@ -280,7 +280,11 @@ mod tests {
     #[test]
     fn own_results_are_data_even_when_they_look_like_content() {
         let value = json!({"content":[]});
-        let shown = shown(ToolSource::Oubliette, value.clone(), ProtocolVersion::V_2025_06_18);
+        let shown = shown(
+            ToolSource::Oubliette,
+            value.clone(),
+            ProtocolVersion::V_2025_06_18,
+        );
         assert_eq!(shown["structuredContent"], value);
     }
 }

@@ -1,4 +1,4 @@
-//! Which path in the home is what.
+//! The paths of all files in the home directory.
 
 use std::{
     ffi::OsString,
@@ -8,23 +8,23 @@ use std::{
 
 use oubliette_protocol::{Error, ProjectId, Result, SessionId, WorkspaceId};
 
-use crate::disk;
+use crate::safe_fs;
 
-/// The longest path a Unix socket can have.
+/// Maximum length of a Unix socket's path in bytes (`sun_path` without its NUL).
 pub const MAX_SOCKET_PATH: usize = 107;
-/// The longest socket name put into a session's socket directory.
+/// The longest socket name used in a session's socket directory.
 const SOCKET_NAME: &str = "relay.sock";
 
-/// The home directory. Holding one does not mean that it exists: see [`Home::create`].
+/// The home directory's paths. The directory need not exist: see [`HomeDir::create`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Home {
+pub struct HomeDir {
     root: PathBuf,
-    /// Where sockets go: `root/run`, or a private directory elsewhere when the home is too deep.
+    /// Directory of sockets: `root/run`, or a private directory elsewhere when that path is too long for them.
     sockets: PathBuf,
 }
 
-impl Home {
-    /// `--home` > `OUBLIETTE_HOME` > `~/.oubliette`.
+impl HomeDir {
+    /// Finds the home: the flag `--home`, else `OUBLIETTE_HOME`, else `~/.oubliette`.
     pub fn locate(flag: Option<PathBuf>, env: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         let set = |name: &str| env(name).filter(|value| !value.is_empty());
         let root = match (flag, set("OUBLIETTE_HOME"), set("HOME")) {
@@ -41,7 +41,7 @@ impl Home {
         Self::with_runtime(root, set("XDG_RUNTIME_DIR").map(PathBuf::from))
     }
 
-    /// A home at a known place.
+    /// The home at this path.
     pub fn at(root: impl Into<PathBuf>) -> Result<Self> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR")
             .filter(|v| !v.is_empty())
@@ -53,46 +53,47 @@ impl Home {
         let root = std::path::absolute(&root)
             .map_err(|e| Error::invalid(format!("{} cannot be a home: {e}", root.display())))?;
         let own = root.join("run");
-        if fits(&own) {
+        if sockets_fit(&own) {
             return Ok(Self { root, sockets: own });
         }
-        // Named after the home, so that every run of it finds the same sockets and no other home does.
+        // Named after a hash of the home's path, so that every process of this home uses the same directory
+        // and no other home does.
         let name = format!("oubliette-{:016x}", fnv1a(root.as_os_str().as_bytes()));
         let elsewhere = runtime.filter(|dir| dir.is_absolute()).map(|dir| dir.join(&name));
         let sockets = elsewhere
-            .filter(|dir| fits(dir))
+            .filter(|dir| sockets_fit(dir))
             .unwrap_or_else(|| PathBuf::from(format!("/tmp/{name}-{}", rustix::process::geteuid().as_raw())));
         Ok(Self { root, sockets })
     }
 
-    /// Makes what is missing of it, for its owner alone.
+    /// Creates missing directories with mode 0700, and checks that the socket directories belong to this user.
     pub fn create(&self) -> Result<()> {
-        disk::private_dir(&self.root)?;
+        safe_fs::create_private_dir(&self.root)?;
         for dir in [
             self.agents_dir(),
             self.tools_dir(),
             self.projects_dir(),
             self.sessions_dir(),
         ] {
-            disk::private_dir(&dir)?;
+            safe_fs::create_private_dir(&dir)?;
         }
-        disk::private_dir(&self.run_dir())?;
-        disk::owned_dir(&self.run_dir())?;
-        disk::private_dir(&self.sockets)?;
-        disk::owned_dir(&self.sockets)
+        safe_fs::create_private_dir(&self.run_dir())?;
+        safe_fs::ensure_owned_dir(&self.run_dir())?;
+        safe_fs::create_private_dir(&self.sockets)?;
+        safe_fs::ensure_owned_dir(&self.sockets)
     }
 
-    /// The home itself.
+    /// The home directory itself.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// `oubliette.toml`.
+    /// The server's configuration, `oubliette.toml`.
     pub fn config_path(&self) -> PathBuf {
         self.root.join("oubliette.toml")
     }
 
-    /// The database.
+    /// The database file.
     pub fn database_path(&self) -> PathBuf {
         self.root.join("oubliette.db")
     }
@@ -102,79 +103,79 @@ impl Home {
         self.root.join("admin.token")
     }
 
-    /// `agents/<slug>/agent.json` live here.
+    /// Directory of agent definitions, `<slug>/agent.json`.
     pub fn agents_dir(&self) -> PathBuf {
         self.root.join("agents")
     }
 
-    /// `tools/<id>/tool.json` live here.
+    /// Directory of catalog entries, `<id>/tool.json`.
     pub fn tools_dir(&self) -> PathBuf {
         self.root.join("tools")
     }
 
-    /// Every project's folder.
+    /// Directory of all projects.
     pub fn projects_dir(&self) -> PathBuf {
         self.root.join("projects")
     }
 
-    /// One project's folder.
+    /// Directory of one project.
     pub fn project_dir(&self, project: &ProjectId) -> PathBuf {
         self.projects_dir().join(project.as_str())
     }
 
-    /// One workspace: what a sandbox sees as `/workspace`.
+    /// Directory of one workspace, which a sandbox sees as `/workspace`.
     pub fn workspace_dir(&self, project: &ProjectId, workspace: &WorkspaceId) -> PathBuf {
         self.project_dir(project)
             .join("workspaces")
             .join(workspace.as_str())
     }
 
-    /// Every session's folder.
+    /// Directory of all sessions.
     pub fn sessions_dir(&self) -> PathBuf {
         self.root.join("sessions")
     }
 
-    /// What belongs to one session alone, such as its agent's private home.
+    /// Directory of one session's private files, such as its agent's home.
     pub fn session_dir(&self, session: &SessionId) -> PathBuf {
         self.sessions_dir().join(session.as_str())
     }
 
-    /// What does not outlive the server.
+    /// Directory of files that are useful only while the server runs.
     pub fn run_dir(&self) -> PathBuf {
         self.root.join("run")
     }
 
-    /// Where the sockets are: the run directory unless the home is too deep for a socket's path.
+    /// Directory of sockets: the run directory, unless its path is too long for a socket.
     pub fn sockets_dir(&self) -> &Path {
         &self.sockets
     }
 
-    /// Where commands reach the running server.
+    /// The socket on which the running server takes commands.
     pub fn control_socket(&self) -> PathBuf {
         self.sockets.join("control.sock")
     }
 
-    /// One session's socket directory; `<dir>/relay.sock` is short enough to be a socket.
+    /// Directory of one session's sockets; `<dir>/relay.sock` is short enough for a socket path.
     pub fn socket_dir(&self, session: &SessionId) -> PathBuf {
         self.sockets.join(session.as_str())
     }
 
-    /// Makes a session's socket directory, for its owner alone.
+    /// Creates a session's socket directory with mode 0700.
     pub fn create_socket_dir(&self, session: &SessionId) -> Result<PathBuf> {
         let dir = self.socket_dir(session);
-        disk::private_dir(&dir)?;
-        disk::owned_dir(&dir)?;
+        safe_fs::create_private_dir(&dir)?;
+        safe_fs::ensure_owned_dir(&dir)?;
         Ok(dir)
     }
 }
 
-/// Whether sockets of sessions below this directory have short enough paths.
-fn fits(sockets: &Path) -> bool {
+/// Whether the sockets of sessions below this directory have short enough paths.
+fn sockets_fit(sockets: &Path) -> bool {
     const SESSION_ID: usize = "gogol_".len() + 26;
     sockets.as_os_str().len() + 1 + SESSION_ID + 1 + SOCKET_NAME.len() <= MAX_SOCKET_PATH
 }
 
-/// A hash that is the same in every run and every version.
+/// The FNV-1a hash, which is the same in every process and version, unlike the standard library's.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| {
         (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
@@ -191,10 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_goes_before_the_variable_before_the_users_home() {
+    fn the_flag_precedes_the_variable_which_precedes_the_users_home() {
         let vars = [("OUBLIETTE_HOME", "/from/env"), ("HOME", "/users/me")];
         let at = |flag: Option<&str>, vars: &[(&str, &str)]| {
-            Home::locate(flag.map(PathBuf::from), env(vars))
+            HomeDir::locate(flag.map(PathBuf::from), env(vars))
                 .unwrap()
                 .root()
                 .to_path_buf()
@@ -206,7 +207,7 @@ mod tests {
             at(None, &[("OUBLIETTE_HOME", ""), vars[1]]),
             Path::new("/users/me/.oubliette")
         );
-        let error = Home::locate(None, env(&[])).unwrap_err();
+        let error = HomeDir::locate(None, env(&[])).unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidArgument);
         assert!(error.message.contains("--home"), "{error}");
     }
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn a_relative_home_becomes_absolute() {
         assert!(
-            Home::locate(Some("some/home".into()), env(&[]))
+            HomeDir::locate(Some("some/home".into()), env(&[]))
                 .unwrap()
                 .root()
                 .is_absolute()
@@ -231,7 +232,8 @@ mod tests {
                 vec![("XDG_RUNTIME_DIR", "/run/user/1000")],
                 vec![("XDG_RUNTIME_DIR", &*runtime)],
             ] {
-                let home = Home::locate(Some(format!("/{}", "h".repeat(depth)).into()), env(&vars)).unwrap();
+                let home =
+                    HomeDir::locate(Some(format!("/{}", "h".repeat(depth)).into()), env(&vars)).unwrap();
                 let socket = home.socket_dir(&session).join(SOCKET_NAME);
                 assert!(
                     socket.as_os_str().len() <= MAX_SOCKET_PATH,
@@ -241,13 +243,13 @@ mod tests {
                 assert!(home.control_socket().as_os_str().len() <= MAX_SOCKET_PATH);
             }
         }
-        let near = Home::locate(Some("/h".into()), env(&[])).unwrap();
+        let near = HomeDir::locate(Some("/h".into()), env(&[])).unwrap();
         assert!(near.socket_dir(&session).starts_with("/h/run"));
     }
 
     #[test]
     fn two_deep_homes_have_different_sockets() {
-        let deep = |name: &str| Home::at(format!("/{}/{name}", "d".repeat(100))).unwrap();
+        let deep = |name: &str| HomeDir::at(format!("/{}/{name}", "d".repeat(100))).unwrap();
         assert_ne!(deep("a").control_socket(), deep("b").control_socket());
         assert_eq!(deep("a").control_socket(), deep("a").control_socket());
     }

@@ -1,20 +1,21 @@
-//! The home directory: where everything Oubliette keeps lives, and the definitions people write there.
+//! The home directory: the paths of everything Oubliette stores, and the definitions people write there.
 //!
 //! This crate knows the layout of the home and reads, writes and watches `agents/<slug>/agent.json` and
-//! `tools/<id>/tool.json`. It does not open the database and decides nothing about who may change what.
+//! `tools/<id>/tool.json`. It does not open the database, and does not decide who may change what.
 //!
 //! In the order data flows:
 //!
-//! - [`layout`]: which path is what ([`Home`]), short enough for sockets.
-//! - [`disk`]: files written so that a crash leaves the old or the new one, and read without being led
+//! - [`layout`]: [`HomeDir`], the paths of all files in the home, with socket paths that are short enough.
+//! - [`safe_fs`]: atomic writes (a crash leaves the old or the new file), and reads that follow no symbolic link
 //!   out of the home.
-//! - [`library`]: agents and catalog in memory, following the files ([`Library`]).
+//! - [`library`]: [`DefinitionLibrary`], the agents and the tool catalog in memory, kept up to date with
+//!   their files.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
-pub mod disk;
 pub mod layout;
 pub mod library;
+pub mod safe_fs;
 
-pub use layout::Home;
-pub use library::{AgentEntry, Library, ToolEntry};
+pub use layout::HomeDir;
+pub use library::{AgentEntry, DefinitionLibrary, ToolEntry};

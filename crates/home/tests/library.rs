@@ -1,4 +1,4 @@
-//! Agents and catalog as files: strict, atomic, followed, and never worse for a broken edit.
+//! Agents and catalog as files: parsed strictly, written atomically, watched, and still usable after an invalid edit.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
@@ -10,28 +10,28 @@ use std::{
     time::Duration,
 };
 
-use oubliette_home::{Home, Library};
+use oubliette_home::{DefinitionLibrary, HomeDir};
 use oubliette_protocol::{CatalogId, ErrorCode, Slug};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-struct Fixture {
+struct LibraryFixture {
     dir: tempfile::TempDir,
-    library: Arc<Library>,
+    library: Arc<DefinitionLibrary>,
 }
 
-impl Fixture {
+impl LibraryFixture {
     fn new() -> Self {
         Self::with(|_| ())
     }
 
-    /// A home in which something lies before it is opened.
-    fn with(lay: impl FnOnce(&Home)) -> Self {
+    /// A library of a home to which `lay` adds files before it is opened.
+    fn with(lay: impl FnOnce(&HomeDir)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let home = Home::at(dir.path()).unwrap();
+        let home = HomeDir::at(dir.path()).unwrap();
         home.create().unwrap();
         lay(&home);
-        let library = Library::open(&home).unwrap();
+        let library = DefinitionLibrary::open(&home).unwrap();
         Self { dir, library }
     }
 
@@ -45,8 +45,8 @@ impl Fixture {
         fs::write(path, text).unwrap();
     }
 
-    /// Waits until hand edits have brought about what is asked for.
-    async fn until(&self, what: &str, done: impl Fn(&Library) -> bool) {
+    /// Waits until the library, following edits on disk, satisfies `done`.
+    async fn until(&self, what: &str, done: impl Fn(&DefinitionLibrary) -> bool) {
         let mut changes = self.library.changes();
         let wait = async {
             while !done(&self.library) {
@@ -82,7 +82,7 @@ fn reader(id: &str) -> Value {
     json!({ "id": id, "kind": "builtin", "builtinPolicy": { "name": "fs_read", "allowedPaths": ["notes/"] } })
 }
 
-fn prompt(library: &Library, name: &str) -> Option<String> {
+fn prompt(library: &DefinitionLibrary, name: &str) -> Option<String> {
     library
         .agent(&slug(name))
         .ok()
@@ -90,8 +90,8 @@ fn prompt(library: &Library, name: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn what_is_put_is_on_disk_private_and_found_again() {
-    let fixture = Fixture::new();
+async fn a_written_agent_is_on_disk_private_and_loaded_again() {
+    let fixture = LibraryFixture::new();
     let files = [("script.json".to_string(), r#"{"turns":[]}"#.to_string())]
         .into_iter()
         .collect();
@@ -110,7 +110,7 @@ async fn what_is_put_is_on_disk_private_and_found_again() {
     fs::remove_file(fixture.path("agents/a/script.json")).unwrap();
     let error = fixture.library.script(&entry).unwrap_err();
     assert!(error.message.contains("agents/a/script.json"), "{error}");
-    let again = Library::open(&Home::at(fixture.dir.path()).unwrap()).unwrap();
+    let again = DefinitionLibrary::open(&HomeDir::at(fixture.dir.path()).unwrap()).unwrap();
     assert_eq!(again.agent(&slug("a")).unwrap().definition, entry.definition);
     fixture.library.agent_delete(slug("a")).await.unwrap();
     assert!(!fixture.path("agents/a").exists());
@@ -124,8 +124,8 @@ async fn what_is_put_is_on_disk_private_and_found_again() {
 }
 
 #[tokio::test]
-async fn a_refusal_names_file_field_and_reason_and_changes_nothing() {
-    let fixture = Fixture::new();
+async fn an_error_names_file_field_and_reason_and_nothing_is_written() {
+    let fixture = LibraryFixture::new();
     fixture.put("a", agent("good")).await.unwrap();
     let before = fs::read_to_string(fixture.path("agents/a/agent.json")).unwrap();
     let used = |ids: Value| json!({ "name": "A", "prompt": "p", "tools": { "use": ids } });
@@ -161,7 +161,7 @@ async fn a_refusal_names_file_field_and_reason_and_changes_nothing() {
 
 #[tokio::test]
 async fn files_have_plain_names_and_bounded_sizes() {
-    let fixture = Fixture::new();
+    let fixture = LibraryFixture::new();
     let large = "x".repeat((1 << 20) + 1);
     for (name, text) in [
         ("../out", "x"),
@@ -193,7 +193,7 @@ async fn files_have_plain_names_and_bounded_sizes() {
 
 #[tokio::test]
 async fn a_tool_in_use_cannot_be_deleted() {
-    let fixture = Fixture::new();
+    let fixture = LibraryFixture::new();
     fixture
         .library
         .tool_put(id("files"), reader("files"))
@@ -205,7 +205,7 @@ async fn a_tool_in_use_cannot_be_deleted() {
     assert_eq!(error.code, ErrorCode::Conflict);
     assert!(error.message.contains("used by a"), "{error}");
     fixture.put("a", agent("p")).await.unwrap();
-    // Named by hand, a moment before the watcher can have seen it.
+    // Used by an agent written to disk a moment before the watcher can see it.
     fixture.write("agents/b/agent.json", &uses.to_string());
     assert_eq!(
         fixture.library.tool_delete(id("files")).await.unwrap_err().code,
@@ -221,8 +221,8 @@ async fn a_tool_in_use_cannot_be_deleted() {
 }
 
 #[tokio::test]
-async fn hand_edits_are_followed_and_a_broken_one_keeps_the_last_good() {
-    let fixture = Fixture::new();
+async fn edits_on_disk_are_followed_and_an_invalid_one_keeps_the_last_valid_definition() {
+    let fixture = LibraryFixture::new();
     fixture.write("agents/a/agent.json", &agent("one").to_string());
     fixture
         .until("a new folder is seen", |l| {
@@ -236,7 +236,7 @@ async fn hand_edits_are_followed_and_a_broken_one_keeps_the_last_good() {
     let version = fixture.library.agent(&slug("a")).unwrap().version;
 
     fixture.write("agents/a/agent.json", r#"{"name":"A","prompt":"three","oops":1}"#);
-    let error = |l: &Library| l.agent(&slug("a")).ok().and_then(|entry| entry.error.clone());
+    let error = |l: &DefinitionLibrary| l.agent(&slug("a")).ok().and_then(|entry| entry.error.clone());
     fixture
         .until("a broken edit is told", |l| {
             error(l).is_some_and(|why| why.contains("oops"))
@@ -265,7 +265,7 @@ async fn hand_edits_are_followed_and_a_broken_one_keeps_the_last_good() {
 
 #[tokio::test]
 async fn a_file_replaced_by_renaming_is_seen() {
-    let fixture = Fixture::with(|home| {
+    let fixture = LibraryFixture::with(|home| {
         fs::create_dir(home.tools_dir().join("files")).unwrap();
         fs::write(
             home.tools_dir().join("files/tool.json"),
@@ -290,9 +290,9 @@ async fn a_file_replaced_by_renaming_is_seen() {
 }
 
 #[tokio::test]
-async fn an_agent_waits_for_a_tool_it_names_and_minds_when_it_goes() {
+async fn an_agent_becomes_usable_with_its_tool_and_has_an_error_without_it() {
     let uses = json!({ "name": "A", "prompt": "p", "tools": { "use": ["files"] } });
-    let fixture = Fixture::with(|home| {
+    let fixture = LibraryFixture::with(|home| {
         fs::create_dir(home.agents_dir().join("a")).unwrap();
         fs::write(home.agents_dir().join("a/agent.json"), uses.to_string()).unwrap();
     });
@@ -320,7 +320,7 @@ async fn an_agent_waits_for_a_tool_it_names_and_minds_when_it_goes() {
 }
 
 #[test]
-fn broken_files_at_the_start_stop_nobody() {
+fn invalid_files_at_startup_do_not_affect_valid_ones() {
     let secret = tempfile::NamedTempFile::new().unwrap();
     fs::write(secret.path(), agent("secret").to_string()).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
@@ -329,7 +329,7 @@ fn broken_files_at_the_start_stop_nobody() {
         agent("elsewhere").to_string(),
     )
     .unwrap();
-    let fixture = Fixture::with(|home| {
+    let fixture = LibraryFixture::with(|home| {
         let lay = |name: &str, text: &[u8]| {
             fs::create_dir(home.agents_dir().join(name)).unwrap();
             fs::write(home.agents_dir().join(name).join("agent.json"), text).unwrap();
@@ -371,9 +371,9 @@ fn broken_files_at_the_start_stop_nobody() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_through_a_link() {
+async fn nothing_is_written_through_a_symbolic_link() {
     let elsewhere = tempfile::tempdir().unwrap();
-    let fixture = Fixture::new();
+    let fixture = LibraryFixture::new();
     symlink(elsewhere.path(), fixture.path("agents/a")).unwrap();
     let error = fixture.put("a", agent("p")).await.unwrap_err();
     assert_eq!(error.code, ErrorCode::Conflict);
@@ -381,8 +381,8 @@ async fn nothing_is_written_through_a_link() {
 }
 
 #[tokio::test]
-async fn a_thousand_agents_are_one_snapshot() {
-    let fixture = Fixture::with(|home| {
+async fn listing_a_thousand_agents_copies_nothing() {
+    let fixture = LibraryFixture::with(|home| {
         for i in 0..1000 {
             let dir = home.agents_dir().join(format!("a{i}"));
             fs::create_dir(&dir).unwrap();
@@ -399,8 +399,8 @@ async fn a_thousand_agents_are_one_snapshot() {
 }
 
 #[tokio::test]
-async fn puts_and_hand_edits_at_once_end_in_what_is_on_disk() {
-    let fixture = Fixture::new();
+async fn concurrent_writes_and_edits_on_disk_end_in_what_is_on_disk() {
+    let fixture = LibraryFixture::new();
     let mut puts = Vec::new();
     for i in 0..20 {
         let library = fixture.library.clone();
@@ -427,11 +427,11 @@ async fn puts_and_hand_edits_at_once_end_in_what_is_on_disk() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
-    fn no_file_brings_it_down(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let fixture = Fixture::with(|home| {
-            for (shelf, file) in [("agents/x", "agent.json"), ("tools/x", "tool.json")] {
-                fs::create_dir(home.root().join(shelf)).unwrap();
-                fs::write(home.root().join(shelf).join(file), &bytes).unwrap();
+    fn no_file_content_causes_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let fixture = LibraryFixture::with(|home| {
+            for (folder, file) in [("agents/x", "agent.json"), ("tools/x", "tool.json")] {
+                fs::create_dir(home.root().join(folder)).unwrap();
+                fs::write(home.root().join(folder).join(file), &bytes).unwrap();
             }
         });
         prop_assert!(fixture.library.agents().is_empty());

@@ -1,4 +1,4 @@
-//! `agent.json`: what an agent is, which runtime it has and which tools it may use.
+//! `agent.json`: the definition of an agent, with its runtime, sandbox and tools.
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
@@ -7,133 +7,135 @@ use serde::{
     de::{MapAccess, Visitor},
 };
 
-use crate::{CatalogId, Slug, id::quoted, strict::Refusal};
+use crate::{CatalogId, Slug, id::quoted, strict::FieldError};
 
-/// Largest `agent.json` or `tool.json` read, in bytes.
+/// Maximum size of an `agent.json` or `tool.json`, in bytes.
 pub const MAX_DEFINITION_BYTES: usize = 1024 * 1024;
 
-/// A whole `agent.json`.
+/// The content of an `agent.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentDefinition {
-    /// What people call it.
+    /// Display name, 1 to 200 bytes.
     pub name: String,
-    /// What it is for.
+    /// What the agent is for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// Its system prompt.
+    /// System prompt, 1 byte to 256 KiB.
     pub prompt: String,
-    /// `<provider>/<model>`, or `script:<file>` beside agent.json.
+    /// Model: `<provider>/<model>`, or `script:<file>` for a script file beside agent.json. At most 300 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// What runs it.
+    /// Program that runs the agent. Default: the built-in one.
     #[serde(default)]
-    pub runtime: Runtime,
-    /// How its own permission requests are answered.
+    pub runtime: AgentRuntime,
+    /// How the agent's own permission requests (ACP) are answered. Default: allow.
     #[serde(default)]
-    pub permissions: Permissions,
-    /// Agents its child sessions may run, besides itself.
+    pub permissions: PermissionPolicy,
+    /// Slugs of the agents that child sessions of this agent may run, besides itself.
     #[serde(default)]
     pub children: Vec<Slug>,
-    /// Environment of the agent process.
+    /// Environment variables of the agent process.
     #[serde(default)]
     pub env: IndexMap<String, String>,
-    /// Its sandbox.
+    /// Sandbox settings.
     #[serde(default)]
-    pub sandbox: AgentSandbox,
-    /// Its tools.
+    pub sandbox: AgentSandboxSettings,
+    /// Catalog entries, allow-list and aliases of its tools.
     #[serde(default)]
-    pub tools: AgentTools,
+    pub tools: AgentToolSettings,
 }
 
-/// What runs an agent.
+/// Program that runs an agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Runtime {
-    /// `oubliette-agent`. With braces: of a bare variant serde would let any field pass.
+pub enum AgentRuntime {
+    /// The built-in agent, `oubliette-agent`. With braces, because serde accepts unknown fields beside the tag of a
+    /// unit variant in spite of `deny_unknown_fields`.
     Builtin {},
-    /// Any ACP agent.
+    /// Any program that speaks ACP on stdio.
     Acp {
-        /// Program and arguments.
+        /// Program and its arguments.
         command: Vec<String>,
-        /// Environment besides the agent's.
+        /// Environment variables, in addition to the agent's `env`.
         #[serde(default)]
         env: IndexMap<String, String>,
-        /// Host paths it needs to see, as far as `[trust] read_only` lists them.
+        /// Absolute host paths that are visible inside, read-only; only those that `[trust] read_only` covers.
         #[serde(default)]
         read_only: Vec<String>,
     },
 }
 
-impl Default for Runtime {
+impl Default for AgentRuntime {
     fn default() -> Self {
         Self::Builtin {}
     }
 }
 
-/// How an agent's own permission requests are answered.
+/// How an agent's own permission requests (ACP) are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Permissions {
-    /// Yes: the sandbox bounds it.
+pub enum PermissionPolicy {
+    /// All are granted; the sandbox is what limits the agent.
     #[default]
     Allow,
-    /// No.
+    /// All are refused.
     Deny,
 }
 
-/// An agent's sandbox.
+/// Sandbox settings of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AgentSandbox {
-    /// What it can reach.
+pub struct AgentSandboxSettings {
+    /// Network access. Default: none.
     #[serde(default)]
-    pub network: Network,
+    pub network: NetworkAccess,
 }
 
-/// What a sandbox can reach.
+/// Network access of a sandbox, ordered from least to most.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
-pub enum Network {
-    /// Nothing but the relay socket and the model forwarder.
+pub enum NetworkAccess {
+    /// No network: only the relay socket and the model forwarder.
     #[default]
     None,
-    /// HTTP and HTTPS through the server.
+    /// HTTP and HTTPS through the server's proxy.
     Proxy,
-    /// The host's network, by trust.
+    /// The host's network; only if `[trust] host_network` is true.
     Host,
 }
 
-/// An agent's tools.
+/// The tools of an agent: which catalog entries it uses, what is allowed, denied and renamed.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AgentTools {
-    /// Catalog entries it uses, in order.
+pub struct AgentToolSettings {
+    /// Ids of the catalog entries it uses. When two tools would get one name, the earlier entry has it.
     #[serde(default, rename = "use")]
     pub uses: Vec<CatalogId>,
-    /// Which of their tools it may call; `["*"]`, missing or empty: all.
+    /// Catalog tools it may call: canonical name, alias, `<id>_<tool>` or `@<id>/*`. `["*"]`, missing or empty: all.
     #[serde(default)]
     pub allowed: Vec<String>,
-    /// What it may never call, of any source.
+    /// Tools it may never call, of any source; wins over `allowed`.
     #[serde(default)]
     pub denied: Vec<String>,
-    /// Other names for tools: alias → `@<id>/<tool>`.
-    #[serde(default, deserialize_with = "each_once")]
+    /// Other names for catalog tools: alias to `@<id>/<tool>`.
+    #[serde(default, deserialize_with = "unique_keys")]
     pub aliases: IndexMap<String, String>,
 }
 
-/// A map whose every key stands there once: of two targets for one alias neither is the one that was meant.
-fn each_once<'de, D: Deserializer<'de>>(from: D) -> Result<IndexMap<String, String>, D::Error> {
-    struct Once;
+/// Reads a map and refuses a key that appears twice, since it is not known which of the two values was meant; serde
+/// would keep the last.
+fn unique_keys<'de, D: Deserializer<'de>>(from: D) -> Result<IndexMap<String, String>, D::Error> {
+    struct UniqueKeysVisitor;
 
-    impl<'de> Visitor<'de> for Once {
+    impl<'de> Visitor<'de> for UniqueKeysVisitor {
         type Value = IndexMap<String, String>;
 
         fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a map of texts")
+            f.write_str("a map of strings")
         }
 
         fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
@@ -141,7 +143,7 @@ fn each_once<'de, D: Deserializer<'de>>(from: D) -> Result<IndexMap<String, Stri
             while let Some((key, value)) = from.next_entry::<String, String>()? {
                 if map.contains_key(&key) {
                     return Err(serde::de::Error::custom(format!(
-                        "{} stands there twice",
+                        "{} appears twice",
                         quoted(&key)
                     )));
                 }
@@ -151,75 +153,76 @@ fn each_once<'de, D: Deserializer<'de>>(from: D) -> Result<IndexMap<String, Stri
         }
     }
 
-    from.deserialize_map(Once)
+    from.deserialize_map(UniqueKeysVisitor)
 }
 
 impl AgentDefinition {
-    /// Reads and checks an `agent.json` without looking at the catalog.
-    pub fn parse(text: &str) -> Result<Self, Refusal> {
+    /// Parses and checks an `agent.json`, except whether the catalog has the entries it uses.
+    pub fn parse(text: &str) -> Result<Self, FieldError> {
         let definition: Self = crate::strict::from_str(text)?;
         definition.check()?;
         Ok(definition)
     }
 
-    /// Checks what serde cannot.
-    pub fn check(&self) -> Result<(), Refusal> {
-        let filled = |field: &str, text: &str, most: usize| match text.trim().is_empty() || text.len() > most
-        {
-            true => Err(Refusal::at(field, format!("must be 1 to {most} bytes of text"))),
-            false => Ok(()),
-        };
-        filled("name", &self.name, 200)?;
-        filled("prompt", &self.prompt, 256 * 1024)?;
+    /// Checks lengths, names and paths, which serde does not.
+    pub fn check(&self) -> Result<(), FieldError> {
+        let check_length =
+            |field: &str, text: &str, max: usize| match text.trim().is_empty() || text.len() > max {
+                true => Err(FieldError::at(field, format!("must be 1 to {max} bytes of text"))),
+                false => Ok(()),
+            };
+        check_length("name", &self.name, 200)?;
+        check_length("prompt", &self.prompt, 256 * 1024)?;
         if let Some(model) = &self.model {
-            filled("model", model, 300)?;
+            check_length("model", model, 300)?;
             if let Some(file) = model.strip_prefix("script:") {
-                plain_file_name(file).map_err(|why| Refusal::at("model", why))?;
+                check_file_name(file).map_err(|why| FieldError::at("model", why))?;
             }
         }
-        if let Runtime::Acp {
+        if let AgentRuntime::Acp {
             command,
             env,
             read_only,
         } = &self.runtime
         {
             if command.first().is_none_or(|program| program.is_empty()) {
-                return Err(Refusal::at("runtime.command", "must name a program"));
+                return Err(FieldError::at("runtime.command", "must name a program"));
             }
             check_env("runtime.env", env)?;
             for (i, path) in read_only.iter().enumerate() {
-                absolute_path(path).map_err(|why| Refusal::at(format!("runtime.read_only[{i}]"), why))?;
+                check_absolute_path(path)
+                    .map_err(|why| FieldError::at(format!("runtime.read_only[{i}]"), why))?;
             }
         }
         check_env("env", &self.env)?;
         self.tools.check()
     }
 
-    /// The script file of a `script:` model.
+    /// The file name of a `script:` model.
     pub fn script(&self) -> Option<&str> {
         self.model.as_deref()?.strip_prefix("script:")
     }
 }
 
-impl AgentTools {
-    fn check(&self) -> Result<(), Refusal> {
-        const MOST: usize = 10_000;
+impl AgentToolSettings {
+    fn check(&self) -> Result<(), FieldError> {
+        const MAX_ENTRIES: usize = 10_000;
         for (field, count) in [
             ("tools.use", self.uses.len()),
             ("tools.allowed", self.allowed.len()),
             ("tools.denied", self.denied.len()),
             ("tools.aliases", self.aliases.len()),
         ] {
-            if count > MOST {
-                return Err(Refusal::at(
+            if count > MAX_ENTRIES {
+                return Err(FieldError::at(
                     field,
-                    format!("has {count} entries; at most {MOST} are allowed"),
+                    format!("has {count} entries; at most {MAX_ENTRIES} are allowed"),
                 ));
             }
         }
         for (i, id) in self.uses.iter().enumerate() {
             if self.uses[..i].contains(id) {
-                return Err(Refusal::at(
+                return Err(FieldError::at(
                     format!("tools.use[{i}]"),
                     format!("{id} is listed twice"),
                 ));
@@ -228,7 +231,7 @@ impl AgentTools {
         for (list, names) in [("allowed", &self.allowed), ("denied", &self.denied)] {
             for (i, name) in names.iter().enumerate() {
                 if name.is_empty() || name.len() > 200 {
-                    return Err(Refusal::at(
+                    return Err(FieldError::at(
                         format!("tools.{list}[{i}]"),
                         "must be 1 to 200 bytes",
                     ));
@@ -238,18 +241,18 @@ impl AgentTools {
         for (alias, target) in &self.aliases {
             let shown: String = alias.chars().take(80).collect();
             let field = format!("tools.aliases.{shown}");
-            if alias.is_empty() || alias.len() > 64 || !alias.bytes().all(tool_name_byte) {
-                return Err(Refusal::at(
+            if alias.is_empty() || alias.len() > 64 || !alias.bytes().all(is_tool_name_byte) {
+                return Err(FieldError::at(
                     field,
                     "an alias is 1 to 64 of letters, digits, _ and -",
                 ));
             }
-            let one = split_canonical(target).filter(|(_, tool)| *tool != "*");
+            let one = split_canonical_name(target).filter(|(_, tool)| *tool != "*");
             let Some((id, _)) = one else {
-                return Err(Refusal::at(field, "must point to a tool as @<id>/<tool>"));
+                return Err(FieldError::at(field, "must point to a tool as @<id>/<tool>"));
             };
             if !self.uses.iter().any(|u| u.as_str() == id) {
-                return Err(Refusal::at(
+                return Err(FieldError::at(
                     field,
                     format!("points to {id}, which tools.use does not list"),
                 ));
@@ -259,22 +262,22 @@ impl AgentTools {
     }
 }
 
-/// Whether a byte may stand in a tool's listed name.
-pub fn tool_name_byte(b: u8) -> bool {
+/// Whether a byte may be part of a tool's listed name.
+pub fn is_tool_name_byte(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b == b'_' || b == b'-'
 }
 
-/// `@<id>/<tool>` in its two parts.
-pub fn split_canonical(name: &str) -> Option<(&str, &str)> {
+/// Splits a canonical name `@<id>/<tool>` into id and tool.
+pub fn split_canonical_name(name: &str) -> Option<(&str, &str)> {
     let (id, tool) = name.strip_prefix('@')?.split_once('/')?;
     (!id.is_empty() && !tool.is_empty()).then_some((id, tool))
 }
 
-pub(crate) fn check_env(field: &str, env: &IndexMap<String, String>) -> Result<(), Refusal> {
+pub(crate) fn check_env(field: &str, env: &IndexMap<String, String>) -> Result<(), FieldError> {
     for (name, value) in env {
-        env_name(name).map_err(|why| Refusal::at(format!("{field}.{name}"), why))?;
+        check_env_name(name).map_err(|why| FieldError::at(format!("{field}.{name}"), why))?;
         if value.contains('\0') || value.len() > 128 * 1024 {
-            return Err(Refusal::at(
+            return Err(FieldError::at(
                 format!("{field}.{name}"),
                 "must hold no NUL and at most 128 KiB",
             ));
@@ -283,8 +286,8 @@ pub(crate) fn check_env(field: &str, env: &IndexMap<String, String>) -> Result<(
     Ok(())
 }
 
-/// Whether a name may name an environment variable.
-pub fn env_name(name: &str) -> Result<(), &'static str> {
+/// Checks the name of an environment variable: letters, digits and _, not starting with a digit, at most 200 bytes.
+pub fn check_env_name(name: &str) -> Result<(), &'static str> {
     let mut bytes = name.bytes();
     let first = bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
     match first && name.len() <= 200 && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_') {
@@ -293,7 +296,7 @@ pub fn env_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-pub(crate) fn absolute_path(path: &str) -> Result<(), &'static str> {
+pub(crate) fn check_absolute_path(path: &str) -> Result<(), &'static str> {
     let clean = path.starts_with('/') && !path.contains('\0') && path.split('/').all(|part| part != "..");
     if clean {
         Ok(())
@@ -302,8 +305,9 @@ pub(crate) fn absolute_path(path: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Whether a name is one plain file name, with no way out of its folder.
-pub fn plain_file_name(name: &str) -> Result<(), &'static str> {
+/// Checks that a name is a plain file name that cannot lead out of its folder: letters, digits, _, - and ., not
+/// starting with a dot, at most 100 bytes.
+pub fn check_file_name(name: &str) -> Result<(), &'static str> {
     let plain = !name.is_empty()
         && name.len() <= 100
         && !name.starts_with('.')
@@ -322,15 +326,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parse(extra: &str) -> Result<AgentDefinition, Refusal> {
+    fn parse(extra: &str) -> Result<AgentDefinition, FieldError> {
         AgentDefinition::parse(&format!(r#"{{"name":"W","prompt":"p"{extra}}}"#))
     }
 
     #[test]
-    fn the_least_agent_has_a_name_and_a_prompt() {
+    fn name_and_prompt_are_the_only_required_fields() {
         let agent = parse("").unwrap();
-        assert_eq!(agent.runtime, Runtime::Builtin {});
-        assert_eq!(agent.sandbox.network, Network::None);
+        assert_eq!(agent.runtime, AgentRuntime::Builtin {});
+        assert_eq!(agent.sandbox.network, NetworkAccess::None);
         assert!(
             AgentDefinition::parse(r#"{"name":"W"}"#)
                 .unwrap_err()
@@ -340,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_field_and_reason() {
+    fn errors_name_field_and_reason() {
         let cases = [
             (r#","tool":{}"#, "tool", "unknown field"),
             (r#","tools":{"use":["A"]}"#, "tools.use[0]", "not a catalog id"),
@@ -394,15 +398,15 @@ mod tests {
             ),
         ];
         for (extra, field, reason) in cases {
-            let refusal = parse(extra).unwrap_err();
-            assert_eq!(refusal.field, field, "{extra}: {refusal}");
-            assert!(refusal.reason.contains(reason), "{extra}: {refusal}");
+            let error = parse(extra).unwrap_err();
+            assert_eq!(error.field, field, "{extra}: {error}");
+            assert!(error.reason.contains(reason), "{extra}: {error}");
         }
     }
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "\\PC{0,200}") {
+        fn parsing_never_panics(text in "\\PC{0,200}") {
             let _ = AgentDefinition::parse(&text);
         }
     }

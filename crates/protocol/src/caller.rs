@@ -1,4 +1,4 @@
-//! What a caller lends: its id and its tools, checked whole before anything changes.
+//! The tools a caller lends, and their checks. A declaration is checked completely before anything changes.
 
 use std::collections::HashSet;
 
@@ -6,58 +6,59 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{CallerId, Error, Result, agent::tool_name_byte, id::quoted, tool::any_object};
+use crate::{CallerId, Error, Result, agent::is_tool_name_byte, id::quoted, tool::any_object_schema};
 
-/// Most tools one caller may lend.
-pub const MAX_TOOLS: usize = 1_000;
-/// Longest full name (`<caller_id>_<tool>`).
-pub const MAX_NAME: usize = 64;
-/// Largest schema, in bytes of JSON.
+/// Maximum number of tools one caller may lend.
+pub const MAX_CALLER_TOOLS: usize = 1_000;
+/// Maximum length of a lent tool's full name (`<caller_id>_<tool>`), in characters.
+pub const MAX_FULL_NAME: usize = 64;
+/// Maximum size of an input schema, in bytes of JSON.
 pub const MAX_SCHEMA_BYTES: usize = 64 * 1024;
 
-/// The `context` of `session_message` as it comes.
+/// The `context` argument of `session_message`, not yet checked.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(inline)]
-pub struct Context {
-    /// The name the tools are lent under: the agent sees `<caller_id>_<tool>`.
+pub struct CallerContext {
+    /// Name the tools are lent under: a letter, then up to 31 letters, digits and -; not "oubliette". The agent sees
+    /// each tool as `<caller_id>_<name>`.
     pub caller_id: String,
-    /// The tools; an empty list withdraws them.
+    /// The tools you lend, at most 1000; an empty list withdraws them.
     pub caller_tools: Vec<DeclaredTool>,
 }
 
-/// One lent tool as it comes.
+/// One tool of a [`CallerContext`], not yet checked.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(inline)]
 pub struct DeclaredTool {
-    /// Its name, without the prefix.
+    /// Name of the tool, without the caller_id: letters, digits, _ and -. At most 64 characters with the caller_id.
     pub name: String,
-    /// What it does.
+    /// What the tool does, for the agent. Default: empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// A JSON schema of type object.
+    /// JSON schema of the arguments, with "type": "object", at most 64 KiB. Default: {"type": "object"}.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_schema: Option<Value>,
 }
 
-/// A declaration that passed every check.
+/// A [`CallerContext`] that passed every check of its own.
 #[derive(Debug, Clone)]
-pub struct Declaration {
-    /// Whose.
+pub struct CallerDeclaration {
+    /// Name the tools are lent under.
     pub caller_id: CallerId,
-    /// Its tools.
+    /// The tools.
     pub tools: Vec<LentTool>,
 }
 
-/// A lent tool, its schema compiled.
+/// A lent tool with its compiled schema.
 #[derive(Debug, Clone)]
 pub struct LentTool {
-    /// Its name, without the prefix.
+    /// Name without the caller id.
     pub name: String,
     /// What it does.
     pub description: String,
-    /// Its schema.
+    /// JSON schema of its arguments.
     pub input_schema: Value,
     validator: std::sync::Arc<jsonschema::Validator>,
 }
@@ -99,19 +100,19 @@ impl PartialEq for LentTool {
     }
 }
 
-/// The name the agent sees.
+/// The name under which the agent sees a lent tool.
 pub fn full_name(caller_id: &CallerId, tool: &str) -> String {
     format!("{caller_id}_{tool}")
 }
 
-impl Context {
-    /// Checks the whole declaration. Clashes with other callers and tools of the session are the
-    /// session's to check.
-    pub fn check(self) -> Result<Declaration> {
+impl CallerContext {
+    /// Checks ids, names and schemas. That no other caller or tool of the session has these names is checked by the
+    /// session.
+    pub fn check(self) -> Result<CallerDeclaration> {
         let caller_id: CallerId = self.caller_id.parse()?;
-        if self.caller_tools.len() > MAX_TOOLS {
+        if self.caller_tools.len() > MAX_CALLER_TOOLS {
             return Err(Error::invalid(format!(
-                "context.caller_tools has {} tools; at most {MAX_TOOLS} can be lent",
+                "context.caller_tools has {} tools; at most {MAX_CALLER_TOOLS} can be lent",
                 self.caller_tools.len()
             )));
         }
@@ -119,23 +120,23 @@ impl Context {
         let mut tools = Vec::with_capacity(self.caller_tools.len());
         for (i, tool) in self.caller_tools.into_iter().enumerate() {
             let at = |why: String| Error::invalid(format!("context.caller_tools[{i}]: {why}"));
-            if tool.name.is_empty() || !tool.name.bytes().all(tool_name_byte) {
+            if tool.name.is_empty() || !tool.name.bytes().all(is_tool_name_byte) {
                 return Err(at(format!(
                     "{} is not a tool name: use letters, digits, _ and -",
                     quoted(&tool.name)
                 )));
             }
             let full = full_name(&caller_id, &tool.name);
-            if full.len() > MAX_NAME {
+            if full.len() > MAX_FULL_NAME {
                 return Err(at(format!(
-                    "{} is longer than {MAX_NAME} characters",
+                    "{} is longer than {MAX_FULL_NAME} characters",
                     quoted(&full)
                 )));
             }
             if !seen.insert(tool.name.clone()) {
                 return Err(at(format!("{} is declared twice", quoted(&tool.name))));
             }
-            let input_schema = tool.input_schema.unwrap_or_else(any_object);
+            let input_schema = tool.input_schema.unwrap_or_else(any_object_schema);
             let validator = compile_schema(&input_schema).map_err(|why| at(format!("inputSchema: {why}")))?;
             tools.push(LentTool {
                 name: tool.name,
@@ -144,11 +145,11 @@ impl Context {
                 validator: validator.into(),
             });
         }
-        Ok(Declaration { caller_id, tools })
+        Ok(CallerDeclaration { caller_id, tools })
     }
 }
 
-/// Compiles a tool's input schema: of type object, bounded in size and depth, no outside references.
+/// Compiles a tool's input schema, which must be of type object and at most [`MAX_SCHEMA_BYTES`] long.
 pub fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, String> {
     if schema.get("type").and_then(Value::as_str) != Some("object") {
         return Err("must be a JSON schema with \"type\": \"object\"".into());
@@ -166,12 +167,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn declare(context: Value) -> Result<Declaration> {
-        crate::strict::arguments::<Context>(context)?.check()
+    fn declare(context: Value) -> Result<CallerDeclaration> {
+        crate::strict::parse_arguments::<CallerContext>(context)?.check()
     }
 
     #[test]
-    fn a_declaration_is_checked_whole() {
+    fn every_invalid_declaration_is_refused() {
         let good = json!({"caller_id":"myapp","caller_tools":[{"name":"send"},{"name":"ask","inputSchema":{"type":"object"}}]});
         assert_eq!(declare(good).unwrap().tools.len(), 2);
         for bad in [

@@ -1,4 +1,4 @@
-//! `tool.json`: an entry of the catalog, an MCP server or a built-in tool with its policy.
+//! `tool.json`: the definition of a catalog entry, which is an MCP server or a built-in tool with its policy.
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
@@ -6,59 +6,59 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CatalogId,
-    agent::{Network, absolute_path, check_env},
-    blame,
-    strict::Refusal,
+    agent::{NetworkAccess, check_absolute_path, check_env},
+    error_field,
+    strict::FieldError,
 };
 
-/// A whole `tool.json`.
+/// The content of a `tool.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum ToolDefinition {
     /// An MCP server.
-    Mcp(McpServer),
-    /// One of Oubliette's own file and shell tools.
-    Builtin(Builtin),
+    Mcp(McpServerDefinition),
+    /// A built-in file or shell tool.
+    Builtin(BuiltinDefinition),
 }
 
-/// An MCP server of the catalog.
+/// Definition of an MCP server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct McpServer {
-    /// Its catalog id, the same as its folder's name.
+pub struct McpServerDefinition {
+    /// Catalog id, the same as the name of its folder.
     pub id: CatalogId,
-    /// What it is for.
+    /// What the entry is for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// How it is reached.
+    /// How the server is started or connected to.
     #[serde(flatten)]
     pub transport: Transport,
-    /// How long things may take.
+    /// Timeouts of start and requests.
     #[serde(default)]
-    pub timeouts: Timeouts,
-    /// How its health is watched; absent: only by its process or connection.
+    pub timeouts: ServerTimeouts,
+    /// Health checks; absent: only the end of its process or connection is noticed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheck>,
-    /// How it is brought back.
+    /// How often it is restarted after it went down.
     #[serde(default)]
-    pub restart: Restart,
+    pub restart: RestartPolicy,
 }
 
-/// How an MCP server is reached.
+/// Transport of an MCP server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "transport", rename_all = "lowercase")]
 pub enum Transport {
-    /// A process of ours, in a sandbox of its own.
-    Stdio(Stdio),
+    /// A process that Oubliette starts, in a sandbox of its own by default.
+    Stdio(StdioTransport),
     /// A WebSocket.
     Ws {
         /// `ws://…` or `wss://…`.
         endpoint: String,
-        /// Headers of the handshake.
+        /// HTTP headers of the WebSocket handshake.
         #[serde(default)]
         headers: IndexMap<String, String>,
     },
-    /// One JSON-RPC message a line over TCP.
+    /// TCP with one JSON-RPC message a line.
     Tcp {
         /// `host:port`.
         endpoint: String,
@@ -67,14 +67,14 @@ pub enum Transport {
     Http {
         /// `http://…` or `https://…`.
         endpoint: String,
-        /// Headers of every request.
+        /// HTTP headers of every request.
         #[serde(default)]
         headers: IndexMap<String, String>,
     },
 }
 
 impl Transport {
-    /// The word for it.
+    /// The transport's name in `tool.json`.
     pub fn as_str(&self) -> &'static str {
         match self {
             Transport::Stdio(_) => "stdio",
@@ -85,123 +85,128 @@ impl Transport {
     }
 }
 
-/// A server started by us.
+/// How a stdio server is started.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Stdio {
-    /// The program.
+pub struct StdioTransport {
+    /// Program to run.
     pub command: String,
     /// Its arguments.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Its environment.
+    /// Its environment variables.
     #[serde(default)]
     pub env: IndexMap<String, String>,
-    /// Where it runs.
+    /// Whether it runs in a sandbox or on the host. Default: in a sandbox.
     #[serde(default)]
-    pub isolation: Isolation,
-    /// What it can reach.
+    pub isolation: ServerIsolation,
+    /// Network access of its sandbox. Default: none.
     #[serde(default)]
-    pub network: Network,
-    /// Host paths it needs to see, as far as `[trust] read_only` lists them.
+    pub network: NetworkAccess,
+    /// Absolute host paths that are visible in its sandbox, read-only; only those that `[trust] read_only` covers.
     #[serde(default)]
     pub read_only: Vec<String>,
 }
 
-/// Where a tool server runs.
+/// Whether a stdio server runs in a sandbox or on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Isolation {
+pub enum ServerIsolation {
     /// In a sandbox of its own.
     #[default]
     Sandbox,
-    /// On the host, as far as `[trust] host_tools` lists it.
+    /// On the host; only if `[trust] host_tools` lists its id.
     Host,
 }
 
-/// How long things may take.
+/// Timeouts of an MCP server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Timeouts {
-    /// From start to ready.
-    #[serde(default = "ten_seconds")]
+pub struct ServerTimeouts {
+    /// From start until its tools are listed, in ms, 1 to 3600000. Default: 10000.
+    #[serde(default = "default_startup_ms")]
     pub startup_ms: u64,
-    /// One request.
-    #[serde(default = "a_minute")]
+    /// Of one request, in ms, 1 to 3600000. Default: 60000.
+    #[serde(default = "default_request_ms")]
     pub request_ms: u64,
 }
 
-impl Default for Timeouts {
+impl Default for ServerTimeouts {
     fn default() -> Self {
         Self {
-            startup_ms: ten_seconds(),
-            request_ms: a_minute(),
+            startup_ms: default_startup_ms(),
+            request_ms: default_request_ms(),
         }
     }
 }
 
-/// How a server's health is watched.
+/// Health checks of an MCP server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HealthCheck {
-    /// Between checks.
-    #[serde(default = "five_seconds")]
+    /// Time between checks, in ms, 1 to 3600000. Default: 5000.
+    #[serde(default = "default_interval_ms")]
     pub interval_ms: u64,
-    /// For one check.
-    #[serde(default = "two_seconds")]
+    /// Timeout of one check, in ms, 1 to 3600000. Default: 2000.
+    #[serde(default = "default_check_timeout_ms")]
     pub timeout_ms: u64,
-    /// Misses until it counts as down.
-    #[serde(default = "three")]
+    /// Failed checks in a row after which the server counts as down, at least 1. Default: 3.
+    #[serde(default = "default_failures")]
     pub failures: u32,
 }
 
-/// How a server is brought back.
+/// How often a server is restarted after it went down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Restart {
-    /// How often; 0: never.
-    #[serde(default = "five")]
+pub struct RestartPolicy {
+    /// Maximum number of restarts; 0: never. Default: 5.
+    #[serde(default = "default_max_attempts")]
     pub max_attempts: u32,
 }
 
-impl Default for Restart {
+impl Default for RestartPolicy {
     fn default() -> Self {
-        Self { max_attempts: five() }
+        Self {
+            max_attempts: default_max_attempts(),
+        }
     }
 }
 
-fn ten_seconds() -> u64 {
+fn default_startup_ms() -> u64 {
     10_000
 }
-fn a_minute() -> u64 {
+fn default_request_ms() -> u64 {
     60_000
 }
-fn five_seconds() -> u64 {
+fn default_interval_ms() -> u64 {
     5_000
 }
-fn two_seconds() -> u64 {
+fn default_check_timeout_ms() -> u64 {
     2_000
 }
-fn three() -> u32 {
+fn default_failures() -> u32 {
     3
 }
-fn five() -> u32 {
+fn default_max_attempts() -> u32 {
     5
 }
+fn default_command_timeout_ms() -> u64 {
+    10_000
+}
 
-/// A built-in tool with its policy.
+/// Definition of a built-in tool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Builtin {
-    /// Its catalog id, the same as its folder's name.
+pub struct BuiltinDefinition {
+    /// Catalog id, the same as the name of its folder.
     pub id: CatalogId,
-    /// What it is for.
+    /// What the entry is for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// What it may touch.
+    /// Which built-in it is and what it may access.
     pub builtin_policy: BuiltinPolicy,
 }
 
-/// What a built-in may touch.
+/// Which built-in tool it is, and what it may read, write or run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     tag = "name",
@@ -212,32 +217,32 @@ pub struct Builtin {
 pub enum BuiltinPolicy {
     /// Reads files.
     FsRead {
-        /// Beneath these, relative to the workspace or absolute as seen in the sandbox.
+        /// Paths it may read beneath: relative to the workspace, or absolute as seen in the sandbox.
         allowed_paths: Vec<String>,
     },
     /// Writes files.
     FsWrite {
-        /// Beneath these, likewise.
+        /// Paths it may write beneath: relative to the workspace, or absolute as seen in the sandbox.
         allowed_paths: Vec<String>,
     },
     /// Runs commands in the sandbox.
     ShellExec {
-        /// Whole-word prefixes of what may run.
+        /// Commands it may run; each is matched word by word against the beginning of `argv`.
         allowed_commands: Vec<String>,
-        /// Environment names a call may set.
+        /// Names of environment variables a call may set. Default: none.
         #[serde(default)]
         allowed_env: Vec<String>,
-        /// How long one command may take.
-        #[serde(default = "ten_seconds")]
+        /// Timeout of one command, in ms, 1 to 3600000. Default: 10000.
+        #[serde(default = "default_command_timeout_ms")]
         timeout_ms: u64,
-        /// Whether `argv` is one line for `sh -c`.
+        /// Whether `argv` is one line that is run with `sh -c`. Default: false.
         #[serde(default)]
         shell: bool,
     },
 }
 
 impl BuiltinPolicy {
-    /// The tool's own name.
+    /// The built-in's name, which is also its tool's name.
     pub fn tool(&self) -> &'static str {
         match self {
             BuiltinPolicy::FsRead { .. } => "fs_read",
@@ -260,22 +265,22 @@ const STDIO_FIELDS: &[&str] = &["command", "args", "env", "isolation", "network"
 const BUILTIN_FIELDS: &[&str] = &["id", "kind", "description", "builtinPolicy"];
 
 impl ToolDefinition {
-    /// Reads and checks a `tool.json`.
-    pub fn parse(text: &str) -> Result<Self, Refusal> {
+    /// Parses and checks a `tool.json`.
+    pub fn parse(text: &str) -> Result<Self, FieldError> {
         Self::from_value(crate::strict::from_str(text)?)
     }
 
-    /// Reads and checks a definition that is JSON already.
-    pub fn from_value(value: serde_json::Value) -> Result<Self, Refusal> {
+    /// Parses and checks a definition that is already a JSON value.
+    pub fn from_value(value: serde_json::Value) -> Result<Self, FieldError> {
         // serde cannot deny unknown fields through a flattened tag, so the fields are checked first.
-        known_fields(&value)?;
+        check_known_fields(&value)?;
         let read = crate::strict::from_value(value.clone());
-        let definition: Self = read.map_err(|refusal| blame::field(&value, refusal))?;
+        let definition: Self = read.map_err(|error| error_field::with_field(&value, error))?;
         definition.check()?;
         Ok(definition)
     }
 
-    /// Its catalog id.
+    /// The catalog id.
     pub fn id(&self) -> &CatalogId {
         match self {
             ToolDefinition::Mcp(server) => &server.id,
@@ -283,7 +288,7 @@ impl ToolDefinition {
         }
     }
 
-    /// `stdio`, `ws`, `tcp`, `http` or `builtin`.
+    /// Name of the transport: `stdio`, `ws`, `tcp`, `http` or `builtin`.
     pub fn transport(&self) -> &'static str {
         match self {
             ToolDefinition::Mcp(server) => server.transport.as_str(),
@@ -291,7 +296,7 @@ impl ToolDefinition {
         }
     }
 
-    fn check(&self) -> Result<(), Refusal> {
+    fn check(&self) -> Result<(), FieldError> {
         match self {
             ToolDefinition::Mcp(server) => server.check(),
             ToolDefinition::Builtin(builtin) => builtin.builtin_policy.check(),
@@ -299,9 +304,10 @@ impl ToolDefinition {
     }
 }
 
-fn known_fields(value: &serde_json::Value) -> Result<(), Refusal> {
+/// Refuses fields that the kind and transport do not have.
+fn check_known_fields(value: &serde_json::Value) -> Result<(), FieldError> {
     let Some(object) = value.as_object() else {
-        return Err(Refusal::at("", "must be a JSON object"));
+        return Err(FieldError::at("", "must be a JSON object"));
     };
     let own: &[&str] = match (
         object.get("kind").and_then(|k| k.as_str()),
@@ -311,7 +317,7 @@ fn known_fields(value: &serde_json::Value) -> Result<(), Refusal> {
         (Some("mcp"), Some("ws" | "http")) => &["endpoint", "headers"],
         (Some("mcp"), Some("tcp")) => &["endpoint"],
         (Some("builtin"), _) => &[],
-        // serde says what is wrong with a kind or transport it does not know.
+        // An unknown kind or transport is reported by serde.
         _ => return Ok(()),
     };
     let common = if object["kind"] == "builtin" {
@@ -325,7 +331,7 @@ fn known_fields(value: &serde_json::Value) -> Result<(), Refusal> {
     {
         Some(unknown) => {
             let expected = common.iter().chain(own).copied().collect::<Vec<_>>().join(", ");
-            Err(Refusal::at(
+            Err(FieldError::at(
                 unknown,
                 format!("unknown field, expected one of {expected}"),
             ))
@@ -334,12 +340,12 @@ fn known_fields(value: &serde_json::Value) -> Result<(), Refusal> {
     }
 }
 
-impl McpServer {
-    fn check(&self) -> Result<(), Refusal> {
+impl McpServerDefinition {
+    fn check(&self) -> Result<(), FieldError> {
         const HOUR: u64 = 3_600_000;
         let within = |field: &str, ms: u64| match (1..=HOUR).contains(&ms) {
             true => Ok(()),
-            false => Err(Refusal::at(field, "must be 1 to 3600000 milliseconds")),
+            false => Err(FieldError::at(field, "must be 1 to 3600000 milliseconds")),
         };
         within("timeouts.startupMs", self.timeouts.startup_ms)?;
         within("timeouts.requestMs", self.timeouts.request_ms)?;
@@ -347,38 +353,38 @@ impl McpServer {
             within("healthCheck.intervalMs", check.interval_ms)?;
             within("healthCheck.timeoutMs", check.timeout_ms)?;
             if check.failures == 0 {
-                return Err(Refusal::at("healthCheck.failures", "must be at least 1"));
+                return Err(FieldError::at("healthCheck.failures", "must be at least 1"));
             }
         }
         match &self.transport {
             Transport::Stdio(stdio) => stdio.check(),
-            Transport::Ws { endpoint, .. } => endpoint_of(endpoint, &["ws://", "wss://"]),
-            Transport::Http { endpoint, .. } => endpoint_of(endpoint, &["http://", "https://"]),
+            Transport::Ws { endpoint, .. } => check_endpoint(endpoint, &["ws://", "wss://"]),
+            Transport::Http { endpoint, .. } => check_endpoint(endpoint, &["http://", "https://"]),
             Transport::Tcp { endpoint } => match endpoint.rsplit_once(':') {
                 Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(()),
-                _ => Err(Refusal::at("endpoint", "must be host:port")),
+                _ => Err(FieldError::at("endpoint", "must be host:port")),
             },
         }
     }
 }
 
-impl Stdio {
-    fn check(&self) -> Result<(), Refusal> {
+impl StdioTransport {
+    fn check(&self) -> Result<(), FieldError> {
         if self.command.is_empty() || self.command.contains('\0') {
-            return Err(Refusal::at("command", "must name a program"));
+            return Err(FieldError::at("command", "must name a program"));
         }
         if let Some(i) = self.args.iter().position(|a| a.contains('\0')) {
-            return Err(Refusal::at(format!("args[{i}]"), "must hold no NUL"));
+            return Err(FieldError::at(format!("args[{i}]"), "must hold no NUL"));
         }
         check_env("env", &self.env)?;
         for (i, path) in self.read_only.iter().enumerate() {
-            absolute_path(path).map_err(|why| Refusal::at(format!("read_only[{i}]"), why))?;
+            check_absolute_path(path).map_err(|why| FieldError::at(format!("read_only[{i}]"), why))?;
         }
         Ok(())
     }
 }
 
-fn endpoint_of(endpoint: &str, schemes: &[&str]) -> Result<(), Refusal> {
+fn check_endpoint(endpoint: &str, schemes: &[&str]) -> Result<(), FieldError> {
     let plain = endpoint.len() <= 2_000 && endpoint.bytes().all(|b| b.is_ascii_graphic());
     match plain
         && schemes
@@ -386,7 +392,7 @@ fn endpoint_of(endpoint: &str, schemes: &[&str]) -> Result<(), Refusal> {
             .any(|s| endpoint.len() > s.len() && endpoint.starts_with(s))
     {
         true => Ok(()),
-        false => Err(Refusal::at(
+        false => Err(FieldError::at(
             "endpoint",
             format!("must start with {}", schemes.join(" or ")),
         )),
@@ -394,13 +400,13 @@ fn endpoint_of(endpoint: &str, schemes: &[&str]) -> Result<(), Refusal> {
 }
 
 impl BuiltinPolicy {
-    fn check(&self) -> Result<(), Refusal> {
+    fn check(&self) -> Result<(), FieldError> {
         match self {
             BuiltinPolicy::FsRead { allowed_paths } | BuiltinPolicy::FsWrite { allowed_paths } => {
                 for (i, path) in allowed_paths.iter().enumerate() {
                     if path.is_empty() || path.contains('\0') || path.split('/').any(|part| part == "..") {
                         let field = format!("builtinPolicy.allowedPaths[{i}]");
-                        return Err(Refusal::at(field, "must be a path without .."));
+                        return Err(FieldError::at(field, "must be a path without .."));
                     }
                 }
                 Ok(())
@@ -415,18 +421,18 @@ impl BuiltinPolicy {
                     .iter()
                     .position(|c| c.split_whitespace().next().is_none())
                 {
-                    return Err(Refusal::at(
+                    return Err(FieldError::at(
                         format!("builtinPolicy.allowedCommands[{i}]"),
                         "must name a command",
                     ));
                 }
                 for (i, name) in allowed_env.iter().enumerate() {
-                    crate::agent::env_name(name)
-                        .map_err(|why| Refusal::at(format!("builtinPolicy.allowedEnv[{i}]"), why))?;
+                    crate::agent::check_env_name(name)
+                        .map_err(|why| FieldError::at(format!("builtinPolicy.allowedEnv[{i}]"), why))?;
                 }
                 match (1..=3_600_000).contains(timeout_ms) {
                     true => Ok(()),
-                    false => Err(Refusal::at(
+                    false => Err(FieldError::at(
                         "builtinPolicy.timeoutMs",
                         "must be 1 to 3600000 milliseconds",
                     )),
@@ -442,7 +448,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn every_shape_of_the_contract_parses() {
+    fn every_example_of_the_contract_parses_and_serializes_back() {
         for text in [
             r#"{"id":"files","kind":"mcp","transport":"stdio","command":"x","args":[],"env":{},"isolation":"sandbox","network":"none","read_only":[],"timeouts":{"startupMs":10000,"requestMs":60000},"healthCheck":{"intervalMs":5000,"timeoutMs":2000,"failures":3},"restart":{"maxAttempts":5}}"#,
             r#"{"id":"remote","kind":"mcp","transport":"ws","endpoint":"ws://h/x"}"#,
@@ -459,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_field_and_reason() {
+    fn errors_name_the_field() {
         for (text, field) in [
             (
                 r#"{"id":"a","kind":"mcp","transport":"tcp","endpoint":"h:1","headers":{}}"#,
@@ -494,7 +500,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "\\PC{0,200}") {
+        fn parsing_never_panics(text in "\\PC{0,200}") {
             let _ = ToolDefinition::parse(&text);
         }
     }

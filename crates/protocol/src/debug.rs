@@ -1,4 +1,4 @@
-//! What the debugger records: context builds, teardowns, tool calls, blocks and health changes.
+//! Events of the debugger's log: context builds and teardowns, tool calls, blocked calls, health changes.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -6,28 +6,28 @@ use serde_json::Value;
 use crate::{
     SessionId, Slug,
     size::json_bytes,
-    tool::{Light, Source},
+    tool::{HealthStatus, ToolSource},
 };
 
-/// One entry of the debugger's log. `index` is server-wide.
+/// One event of the debugger's log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DebugEvent {
-    /// Its place in the log.
+    /// Position in the log, which is one for the whole server.
     pub index: i64,
     /// When it was written.
     pub ts: jiff::Timestamp,
-    /// Which session.
+    /// The session it belongs to, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Which agent.
+    /// The agent it belongs to, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<Slug>,
-    /// What happened.
+    /// The event's kind and fields.
     #[serde(flatten)]
     pub body: DebugBody,
 }
 
-/// What happened.
+/// Kind and fields of a debugger event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[allow(
@@ -35,7 +35,7 @@ pub struct DebugEvent {
     reason = "the fields are the contract's, named after what they hold"
 )]
 pub enum DebugBody {
-    /// A context is being built.
+    /// An agent's context (tool servers, registry, memory) is being built.
     BuildStarted { servers: Vec<String> },
     /// A tool server is being started or connected to.
     ToolServerStarting {
@@ -43,22 +43,22 @@ pub enum DebugBody {
         transport: String,
         attempt: u32,
     },
-    /// Its handshake is done and its tools are listed.
+    /// A tool server's handshake is done and its tools are listed.
     ToolServerReady {
         server: String,
         tools: usize,
         took_ms: u64,
     },
-    /// It could not be started, or went down.
+    /// A tool server could not be started, or went down.
     ToolServerFailed {
         server: String,
         error: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stderr: Option<String>,
     },
-    /// It was stopped.
+    /// A tool server was stopped.
     ToolServerStopped { server: String, reason: String },
-    /// A tool was taken into the registry.
+    /// A tool was added to the agent's registry.
     ToolRegistered {
         tool: String,
         canonical: String,
@@ -72,25 +72,25 @@ pub enum DebugBody {
     MemoryOpened { entries: u64 },
     /// The context is ready.
     BuildFinished { tools: usize, took_ms: u64 },
-    /// Somebody asked for another agent.
+    /// `session_switch_agent` was called.
     SwitchRequested { from: Slug, to: Slug },
-    /// Waiting for what is in flight.
+    /// A switch waits for the running turn and its calls to end.
     DrainStarted { in_flight: usize, timeout_ms: u64 },
-    /// It took too long; what is left is cancelled.
+    /// They did not end within the timeout; the rest is cancelled.
     DrainTimeout { cancelled: usize, waited_ms: u64 },
-    /// Nothing is in flight any more.
+    /// No turn and no call is running any more.
     DrainFinished { drained: bool, took_ms: u64 },
-    /// The old context is being taken down.
+    /// The old context is being torn down.
     TeardownStarted {},
-    /// Its tools are gone.
+    /// The old context's tools were removed from the registry.
     RegistryCleared { tools: usize },
-    /// Nothing of it is left.
+    /// The teardown is complete.
     TeardownFinished { took_ms: u64 },
-    /// A call passed the gate.
+    /// A call was let through by the tool plane and ended.
     ToolCall {
         tool: String,
         canonical: String,
-        source: Source,
+        source: ToolSource,
         arguments: Value,
         ok: bool,
         duration_ms: f64,
@@ -103,7 +103,7 @@ pub enum DebugBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },
-    /// A call was stopped at the gate.
+    /// A call was refused by the tool plane.
     ToolBlocked {
         tool: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,17 +112,17 @@ pub enum DebugBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turn: Option<u64>,
     },
-    /// A tool server's light changed.
+    /// A tool server's health status changed.
     HealthChanged {
         server: String,
-        from: Light,
-        to: Light,
+        from: HealthStatus,
+        to: HealthStatus,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
     /// An answer to a caller tool request was refused.
     AnswerRefused { request_id: String, reason: String },
-    /// A model was asked through the server.
+    /// The model forwarder made a request to a model provider.
     ModelRequest {
         provider: String,
         path: String,
@@ -132,7 +132,7 @@ pub enum DebugBody {
 }
 
 impl DebugBody {
-    /// The `kind` on the wire.
+    /// The event's `kind` on the wire.
     pub fn kind(&self) -> &'static str {
         match self {
             DebugBody::BuildStarted { .. } => "build_started",
@@ -159,16 +159,16 @@ impl DebugBody {
     }
 }
 
-/// The most of one argument or result object the debugger keeps, in bytes of JSON.
-pub const KEEP_BYTES: usize = 64 * 1024;
+/// Maximum size of the arguments or the result in one event, in bytes of JSON.
+pub const MAX_RECORDED_BYTES: usize = 64 * 1024;
 
-/// `value`, or a note of its size with its beginning when it is larger than the debugger keeps.
-pub fn kept(value: Value) -> Value {
-    if json_bytes(&value) <= KEEP_BYTES {
+/// Returns `value`, or, if it is larger than [`MAX_RECORDED_BYTES`], an object with its size and its beginning.
+pub fn truncate_recorded(value: Value) -> Value {
+    if json_bytes(&value) <= MAX_RECORDED_BYTES {
         return value;
     }
     let text = value.to_string();
-    let end = (0..=KEEP_BYTES)
+    let end = (0..=MAX_RECORDED_BYTES)
         .rev()
         .find(|&i| text.is_char_boundary(i))
         .unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Durations as people write them in configuration and arguments: `"500ms"`, `"2s"`, `"30d"`.
+//! Durations in configuration and arguments, written as a number and a unit: `"500ms"`, `"2s"`, `"30d"`.
 
 use std::{str::FromStr, time::Duration};
 
@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, id::quoted};
 
-/// A duration written as a whole number and one unit: ms, s, m, h or d.
+/// A duration that is read and written as a whole number and one unit: ms, s, m, h or d.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Span(pub Duration);
+pub struct HumanDuration(pub Duration);
 
+/// Units and their length in milliseconds, shortest first.
 const UNITS: [(&str, u64); 5] = [
     ("ms", 1),
     ("s", 1_000),
@@ -18,7 +19,7 @@ const UNITS: [(&str, u64); 5] = [
     ("d", 86_400_000),
 ];
 
-impl FromStr for Span {
+impl FromStr for HumanDuration {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -37,12 +38,12 @@ impl FromStr for Span {
             .ok_or_else(bad)?;
         number
             .checked_mul(factor)
-            .map(|ms| Span(Duration::from_millis(ms)))
+            .map(|ms| HumanDuration(Duration::from_millis(ms)))
             .ok_or_else(bad)
     }
 }
 
-impl std::fmt::Display for Span {
+impl std::fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ms = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
         let fits = UNITS
@@ -54,13 +55,13 @@ impl std::fmt::Display for Span {
     }
 }
 
-impl Serialize for Span {
+impl Serialize for HumanDuration {
     fn serialize<S: serde::Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
         s.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Span {
+impl<'de> Deserialize<'de> for HumanDuration {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
         let text = String::deserialize(d)?;
         text.parse()
@@ -68,7 +69,7 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-impl schemars::JsonSchema for Span {
+impl schemars::JsonSchema for HumanDuration {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "Duration".into()
     }
@@ -88,7 +89,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn parses_numbers_with_a_unit_and_nothing_else() {
         for (text, ms) in [
             ("500ms", 500),
             ("2s", 2_000),
@@ -96,7 +97,10 @@ mod tests {
             ("1h", 3_600_000),
             ("30d", 2_592_000_000),
         ] {
-            assert_eq!(text.parse::<Span>(), Ok(Span(Duration::from_millis(ms))));
+            assert_eq!(
+                text.parse::<HumanDuration>(),
+                Ok(HumanDuration(Duration::from_millis(ms)))
+            );
         }
         for bad in [
             "",
@@ -109,20 +113,20 @@ mod tests {
             "99999999999999999999s",
             "18446744073709551615d",
         ] {
-            assert!(bad.parse::<Span>().is_err(), "{bad}");
+            assert!(bad.parse::<HumanDuration>().is_err(), "{bad}");
         }
     }
 
     proptest! {
         #[test]
-        fn prints_what_it_reads(ms in 0u64..10_000_000_000) {
-            let span = Span(Duration::from_millis(ms));
-            prop_assert_eq!(span.to_string().parse::<Span>(), Ok(span));
+        fn displayed_durations_parse_to_the_same_value(ms in 0u64..10_000_000_000) {
+            let span = HumanDuration(Duration::from_millis(ms));
+            prop_assert_eq!(span.to_string().parse::<HumanDuration>(), Ok(span));
         }
 
         #[test]
-        fn never_panics(text in ".{0,30}") {
-            let _ = text.parse::<Span>();
+        fn parsing_never_panics(text in ".{0,30}") {
+            let _ = text.parse::<HumanDuration>();
         }
     }
 }

@@ -1,36 +1,36 @@
-//! The one error every door answers with.
+//! The error type every door answers with: its codes, their HTTP status and their JSON-RPC code.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-/// What went wrong, as a program reads it.
+/// Error code for programs; its snake_case name is part of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// The request itself is wrong.
+    /// An argument is missing, unknown or invalid.
     InvalidArgument,
-    /// No token, or one that is not (or no longer) good.
+    /// The token is missing, unknown, expired or revoked.
     Unauthenticated,
-    /// The token does not reach this far.
+    /// The token's scope or project binding does not allow the action.
     PermissionDenied,
-    /// No such thing, or not visible to this token.
+    /// The target does not exist, or this token cannot see it.
     NotFound,
-    /// It clashes with what is there.
+    /// The present state does not allow it, for example a project with active sessions.
     Conflict,
-    /// A limit on size, count or rate.
+    /// A limit on size, count or rate is reached.
     LimitExceeded,
-    /// No answer in time.
+    /// It took longer than its timeout.
     Timeout,
-    /// The caller whose tool was called has gone.
+    /// The caller that lent the tool is not connected.
     CallerDisconnected,
-    /// The agent may not use this tool.
+    /// The agent's definition does not allow this tool or child agent.
     NotAllowed,
-    /// Something this needs is down for now.
+    /// Something the action needs is not available at the moment.
     Unavailable,
-    /// The tool itself answered with an error.
+    /// The tool was called and answered with an error.
     ToolError,
-    /// A fault of Oubliette's own.
+    /// An error of Oubliette itself; the server's log has the cause.
     Internal,
 }
 
@@ -51,7 +51,7 @@ impl ErrorCode {
         ErrorCode::Internal,
     ];
 
-    /// The code as it stands on the wire.
+    /// The code's name on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             ErrorCode::InvalidArgument => "invalid_argument",
@@ -69,7 +69,7 @@ impl ErrorCode {
         }
     }
 
-    /// The HTTP status of the REST door.
+    /// The HTTP status of a REST response with this error.
     pub fn http_status(self) -> u16 {
         match self {
             ErrorCode::InvalidArgument => 400,
@@ -86,7 +86,7 @@ impl ErrorCode {
         }
     }
 
-    /// The JSON-RPC code of the relay socket.
+    /// The JSON-RPC error code on the relay socket.
     pub fn rpc_code(self) -> i64 {
         match self {
             ErrorCode::InvalidArgument => -32602,
@@ -111,21 +111,21 @@ impl std::fmt::Display for ErrorCode {
     }
 }
 
-/// An error with its two audiences: `message` goes to whoever asked and holds no secret and no host
-/// detail; `log` is for the server's log alone and never leaves it.
+/// An error with a text for each of its two audiences: `message` goes to the client and holds no secret and no
+/// detail of the host; `log` goes to the server's log only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// For programs.
+    /// Error code, for programs.
     pub code: ErrorCode,
-    /// For the person who asked: what is wrong and what to do next.
+    /// Text for the client: what is wrong and what to do next.
     pub message: String,
-    /// For the log.
+    /// Cause, for the server's log only; never serialized.
     #[serde(skip)]
     pub log: Option<String>,
 }
 
-/// What most of Oubliette returns.
+/// `Result` with [`Error`] as the default error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 macro_rules! constructors {
@@ -140,32 +140,32 @@ macro_rules! constructors {
 }
 
 constructors! {
-    /// The request itself is wrong.
+    /// An argument is missing, unknown or invalid.
     invalid => InvalidArgument,
-    /// No good token.
+    /// The token is missing, unknown, expired or revoked.
     unauthenticated => Unauthenticated,
-    /// The token does not reach this far.
+    /// The token's scope or project binding does not allow it.
     permission_denied => PermissionDenied,
-    /// No such thing, or not visible.
+    /// The target does not exist, or the token cannot see it.
     not_found => NotFound,
-    /// It clashes with what is there.
+    /// The present state does not allow it.
     conflict => Conflict,
-    /// Too big, too many, too fast.
+    /// A limit on size, count or rate is reached.
     limit_exceeded => LimitExceeded,
-    /// No answer in time.
+    /// It took longer than its timeout.
     timeout => Timeout,
-    /// The caller has gone.
+    /// The caller that lent the tool is not connected.
     caller_disconnected => CallerDisconnected,
-    /// The agent may not use this tool.
+    /// The agent's definition does not allow it.
     not_allowed => NotAllowed,
-    /// Down for now.
+    /// Something it needs is not available at the moment.
     unavailable => Unavailable,
-    /// The tool's own error.
+    /// The tool was called and answered with an error.
     tool_error => ToolError,
 }
 
 impl Error {
-    /// An error with this code.
+    /// An error with this code and message, without a cause for the log.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -174,7 +174,7 @@ impl Error {
         }
     }
 
-    /// A fault of our own: the caller learns only that, the log learns `cause`.
+    /// An internal error: the client gets a fixed text, the log gets `cause`.
     pub fn internal(cause: impl std::fmt::Display) -> Self {
         Self {
             code: ErrorCode::Internal,
@@ -183,14 +183,14 @@ impl Error {
         }
     }
 
-    /// Adds what only the log may know.
+    /// Sets the cause that goes to the server's log only.
     #[must_use]
     pub fn with_log(mut self, cause: impl std::fmt::Display) -> Self {
         self.log = Some(cause.to_string());
         self
     }
 
-    /// What the log should say.
+    /// The text for the server's log: the message, with the cause if there is one.
     pub fn for_log(&self) -> Cow<'_, str> {
         match &self.log {
             Some(log) => Cow::Owned(format!("{}: {log}", self.message)),

@@ -1,52 +1,52 @@
-//! What a session says: the events of its log.
+//! Events of a session's log.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{CallerId, ErrorCode, RequestId, SessionId};
 
-/// The logger name events are pushed under to MCP clients.
-pub const LOGGER: &str = "oubliette.session";
+/// `logger` of the MCP notifications that carry session events.
+pub const EVENT_LOGGER: &str = "oubliette.session";
 
-/// One entry of a session's log. `index` starts at 0 and has no holes.
+/// One event of a session's log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Event {
-    /// Its place in the session's log.
+pub struct SessionEvent {
+    /// Position in the session's log, from 0 without gaps.
     pub index: i64,
     /// When it was written.
     pub ts: jiff::Timestamp,
-    /// Whose log.
+    /// The session.
     pub session_id: SessionId,
-    /// What happened.
+    /// The event's type and fields.
     #[serde(flatten)]
     pub body: EventBody,
 }
 
-/// What happened.
+/// Type and fields of a session event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum EventBody {
     /// The session's state changed.
     Status {
-        /// To this.
-        status: Status,
-        /// Because of this.
+        /// The new status.
+        status: SessionStatus,
+        /// Why it changed, if there is something to say.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// A whole message.
+    /// A complete message of the user or the agent.
     Message {
-        /// Whose.
-        role: Role,
+        /// Who wrote it.
+        role: MessageRole,
         /// Its text.
         text: String,
     },
-    /// A piece of the agent's text, as it comes.
+    /// A piece of the agent's message text, while it is being written.
     Delta {
         /// The piece.
         text: String,
     },
-    /// A piece of the agent's thinking.
+    /// A piece of the agent's reasoning text.
     Thought {
         /// The piece.
         text: String,
@@ -56,69 +56,69 @@ pub enum EventBody {
         /// ACP plan entries.
         entries: Value,
     },
-    /// Tokens used, as the agent reports them.
+    /// Token usage, as the agent reports it.
     Usage {
-        /// The report.
+        /// The fields of the report.
         #[serde(flatten)]
-        usage: crate::Object,
+        usage: crate::JsonObject,
     },
-    /// The agent says it calls a tool.
+    /// The agent reports that it calls a tool. The debugger has the calls that reached the tool plane.
     ToolCall {
         /// The agent's id for the call.
         tool_call_id: String,
-        /// The tool's name or title as the agent gives it.
+        /// The tool's name or title, as the agent reports it.
         tool: String,
         /// Its arguments.
         arguments: Value,
     },
-    /// The agent says a call ended.
+    /// The agent reports that a tool call ended.
     ToolResult {
         /// The agent's id for the call.
         tool_call_id: String,
-        /// Whether it went well.
+        /// Whether the call succeeded.
         ok: bool,
-        /// What came back.
+        /// Its result.
         #[serde(default, skip_serializing_if = "Value::is_null")]
         result: Value,
     },
-    /// The agent called a tool of the caller; the caller should run it and answer.
+    /// The agent called a tool that a caller lent; the caller runs it and answers with `caller_tool_response`.
     CallerToolRequest {
-        /// Names the request in the answer.
+        /// Id of the request, which the answer names.
         request_id: RequestId,
-        /// Whose tool.
+        /// The caller that lent the tool.
         caller_id: CallerId,
-        /// The tool, unprefixed.
+        /// Name of the tool, without the caller id.
         tool: String,
-        /// Its arguments, valid by the declared schema.
+        /// Its arguments, already validated against the declared schema.
         arguments: Value,
     },
-    /// A caller tool request is over.
+    /// A caller tool request ended.
     CallerToolDone {
-        /// Which.
+        /// Id of the request.
         request_id: RequestId,
-        /// How.
-        outcome: Outcome,
+        /// How it ended.
+        outcome: CallerToolOutcome,
     },
     /// The agent finished a turn.
     TurnCompleted {
-        /// Which, from 1.
+        /// Number of the turn, from 1.
         turn: u64,
-        /// Why it stopped, in the agent's words (`end_turn`, `cancelled`, …).
+        /// Why it stopped, as the agent reports it (`end_turn`, `cancelled`, …).
         stop_reason: String,
         /// All of the turn's message text.
         text: String,
     },
     /// Something failed.
     Error {
-        /// For programs.
+        /// Error code, for programs.
         code: ErrorCode,
-        /// For people.
+        /// Text for people.
         message: String,
     },
 }
 
 impl EventBody {
-    /// The `type` on the wire.
+    /// The event's `type` on the wire.
     pub fn kind(&self) -> &'static str {
         match self {
             EventBody::Status { .. } => "status",
@@ -136,7 +136,7 @@ impl EventBody {
         }
     }
 
-    /// Whether MCP callers are sent it as a notification: all but the fine-grained ones.
+    /// Whether MCP clients get the event as a notification: all but the frequent, partial ones.
     pub fn is_pushed(&self) -> bool {
         !matches!(
             self,
@@ -148,55 +148,55 @@ impl EventBody {
     }
 }
 
-/// A session's state.
+/// Status of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
-pub enum Status {
-    /// Sandbox and agent are being made ready.
+pub enum SessionStatus {
+    /// Sandbox and agent are being started.
     Starting,
-    /// A turn is under way.
+    /// A turn is running.
     Running,
     /// Waiting for a message.
     Idle,
     /// One agent is being replaced by another.
     Switching,
-    /// Over, as asked.
+    /// Ended on request; final.
     Ended,
-    /// Over, or unusable until the next message, because of a fault.
+    /// Stopped by an error; the next message starts it again if that is possible.
     Failed,
 }
 
-impl Status {
-    /// Active in any status but `ended` and `failed`.
+impl SessionStatus {
+    /// Whether the session counts as active: any status but `ended` and `failed`.
     pub fn is_active(self) -> bool {
-        !matches!(self, Status::Ended | Status::Failed)
+        !matches!(self, SessionStatus::Ended | SessionStatus::Failed)
     }
 
-    /// The word for it.
+    /// The status' name on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
-            Status::Starting => "starting",
-            Status::Running => "running",
-            Status::Idle => "idle",
-            Status::Switching => "switching",
-            Status::Ended => "ended",
-            Status::Failed => "failed",
+            SessionStatus::Starting => "starting",
+            SessionStatus::Running => "running",
+            SessionStatus::Idle => "idle",
+            SessionStatus::Switching => "switching",
+            SessionStatus::Ended => "ended",
+            SessionStatus::Failed => "failed",
         }
     }
 }
 
-impl std::fmt::Display for Status {
+impl std::fmt::Display for SessionStatus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl std::str::FromStr for Status {
+impl std::str::FromStr for SessionStatus {
     type Err = crate::Error;
 
     fn from_str(text: &str) -> crate::Result<Self> {
-        use Status::{Ended, Failed, Idle, Running, Starting, Switching};
+        use SessionStatus::{Ended, Failed, Idle, Running, Starting, Switching};
         [Starting, Running, Idle, Switching, Ended, Failed]
             .into_iter()
             .find(|s| s.as_str() == text)
@@ -204,29 +204,29 @@ impl std::str::FromStr for Status {
     }
 }
 
-/// Whose message.
+/// Who wrote a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// The caller's.
+pub enum MessageRole {
+    /// The caller, or the session that started this one.
     User,
-    /// The agent's.
+    /// The agent.
     Assistant,
 }
 
 /// How a caller tool request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
-    /// With a result.
+pub enum CallerToolOutcome {
+    /// The caller answered with a result.
     Answered,
-    /// With the caller's error.
+    /// The caller answered with an error.
     Error,
-    /// Unanswered in time.
+    /// The caller did not answer within the timeout.
     Timeout,
-    /// The caller left.
+    /// The caller disconnected.
     Disconnected,
-    /// The agent, the turn or the session was cancelled.
+    /// The call, the turn or the session was cancelled.
     Cancelled,
 }
 
@@ -235,13 +235,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_flat_and_names_its_type() {
-        let event = Event {
+    fn an_event_serializes_flat_with_its_type() {
+        let event = SessionEvent {
             index: 3,
             ts: jiff::Timestamp::UNIX_EPOCH,
             session_id: SessionId::generate(),
             body: EventBody::Status {
-                status: Status::Idle,
+                status: SessionStatus::Idle,
                 reason: None,
             },
         };
@@ -249,6 +249,6 @@ mod tests {
         assert_eq!(json["type"], "status");
         assert_eq!(json["status"], "idle");
         assert_eq!(json["index"], 3);
-        assert_eq!(serde_json::from_value::<Event>(json).unwrap(), event);
+        assert_eq!(serde_json::from_value::<SessionEvent>(json).unwrap(), event);
     }
 }

@@ -1,5 +1,5 @@
-//! Ids and names. Each is its own type, made only by parsing, so that a checked name stays checked:
-//! none of them can hold a path separator, a NUL or a character outside ASCII.
+//! Ids and names. Each is a type of its own, made only by parsing or generating, so that a value of it is always
+//! valid: none can hold a path separator, a NUL or a character outside ASCII.
 
 use std::{
     fmt,
@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Names a catalog id, slug or caller id may not take: they would clash with Oubliette's own.
-pub const RESERVED: [&str; 3] = ["oubliette", "session", "project"];
+/// Names a slug or catalog id may not have, because Oubliette's own tools begin with them. A caller id may not be
+/// the first of them either.
+pub const RESERVED_NAMES: [&str; 3] = ["oubliette", "session", "project"];
 
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident, $what:literal, $check:expr) => {
@@ -82,36 +83,36 @@ macro_rules! text_id {
 }
 
 text_id!(
-    /// `gogol_<ulid>`: one agent working in one sandbox on one workspace.
-    SessionId, "session id (gogol_<ulid>)", |t| prefixed_ulid(t, "gogol_")
+    /// Id of a session, one agent working in one sandbox on one workspace: `gogol_<ulid>`.
+    SessionId, "session id (gogol_<ulid>)", |t| check_prefixed_ulid(t, "gogol_")
 );
 text_id!(
-    /// `proj_<ulid>`.
-    ProjectId, "project id (proj_<ulid>)", |t| prefixed_ulid(t, "proj_")
+    /// Id of a project: `proj_<ulid>`.
+    ProjectId, "project id (proj_<ulid>)", |t| check_prefixed_ulid(t, "proj_")
 );
 text_id!(
-    /// `tok_<ulid>`: names a token; it is not the token.
-    TokenId, "token id (tok_<ulid>)", |t| prefixed_ulid(t, "tok_")
+    /// Id of a token: `tok_<ulid>`. Not secret, unlike the token itself.
+    TokenId, "token id (tok_<ulid>)", |t| check_prefixed_ulid(t, "tok_")
 );
 text_id!(
-    /// A UUID, also the workspace's folder name.
-    WorkspaceId, "workspace id (a UUID)", hyphenated_uuid
+    /// Id of a workspace and name of its folder: a UUID.
+    WorkspaceId, "workspace id (a UUID)", check_uuid
 );
 text_id!(
-    /// A UUID v4 naming one open caller tool request.
-    RequestId, "request id (a UUID)", hyphenated_uuid
+    /// Id of one call of a caller's tool: a UUID, v4 when generated.
+    RequestId, "request id (a UUID)", check_uuid
 );
 text_id!(
-    /// An agent's name: `[a-z0-9][a-z0-9-]{0,31}`.
-    Slug, "slug ([a-z0-9][a-z0-9-]{0,31})", slug
+    /// Id of an agent: `[a-z0-9][a-z0-9-]{0,31}`, not one of [`RESERVED_NAMES`].
+    Slug, "slug ([a-z0-9][a-z0-9-]{0,31})", check_slug
 );
 text_id!(
-    /// A catalog entry's name, by the same rule as a slug.
-    CatalogId, "catalog id ([a-z0-9][a-z0-9-]{0,31})", slug
+    /// Id of a catalog entry, with the same form as a [`Slug`].
+    CatalogId, "catalog id ([a-z0-9][a-z0-9-]{0,31})", check_slug
 );
 text_id!(
-    /// The name a caller lends its tools under: `[A-Za-z][A-Za-z0-9-]{0,31}`.
-    CallerId, "caller id ([A-Za-z][A-Za-z0-9-]{0,31})", caller_id
+    /// Name a caller lends its tools under: `[A-Za-z][A-Za-z0-9-]{0,31}`, not `oubliette`.
+    CallerId, "caller id ([A-Za-z][A-Za-z0-9-]{0,31})", check_caller_id
 );
 
 impl SessionId {
@@ -149,7 +150,8 @@ impl RequestId {
     }
 }
 
-/// The next ULID of this process. Those of one millisecond come in order too: lists are sorted by them.
+/// The next ULID of this process, above all earlier ones even within one millisecond, because lists are sorted by
+/// id.
 fn next_ulid() -> ulid::Ulid {
     static LAST: Mutex<ulid::Generator> = Mutex::new(ulid::Generator::new());
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +159,7 @@ fn next_ulid() -> ulid::Ulid {
         .unwrap_or_else(ulid::Overflow::commit_overflow_increment)
 }
 
-fn prefixed_ulid(text: &str, prefix: &str) -> std::result::Result<(), String> {
+fn check_prefixed_ulid(text: &str, prefix: &str) -> std::result::Result<(), String> {
     let rest = text
         .strip_prefix(prefix)
         .ok_or_else(|| format!("it must start with {prefix}"))?;
@@ -168,7 +170,7 @@ fn prefixed_ulid(text: &str, prefix: &str) -> std::result::Result<(), String> {
     }
 }
 
-fn hyphenated_uuid(text: &str) -> std::result::Result<(), String> {
+fn check_uuid(text: &str) -> std::result::Result<(), String> {
     let shape = text.len() == 36
         && text.bytes().enumerate().all(|(i, b)| match i {
             8 | 13 | 18 | 23 => b == b'-',
@@ -181,7 +183,7 @@ fn hyphenated_uuid(text: &str) -> std::result::Result<(), String> {
     }
 }
 
-fn slug(text: &str) -> std::result::Result<(), String> {
+fn check_slug(text: &str) -> std::result::Result<(), String> {
     let mut bytes = text.bytes();
     let first = bytes
         .next()
@@ -190,13 +192,13 @@ fn slug(text: &str) -> std::result::Result<(), String> {
     {
         return Err("use 1 to 32 of a-z, 0-9 and -, not starting with -".into());
     }
-    match RESERVED.contains(&text) {
+    match RESERVED_NAMES.contains(&text) {
         true => Err("this name is reserved".into()),
         false => Ok(()),
     }
 }
 
-fn caller_id(text: &str) -> std::result::Result<(), String> {
+fn check_caller_id(text: &str) -> std::result::Result<(), String> {
     let mut bytes = text.bytes();
     let first = bytes.next().is_some_and(|b| b.is_ascii_alphabetic());
     if !first || text.len() > 32 || !bytes.all(|b| b.is_ascii_alphanumeric() || b == b'-') {
@@ -208,10 +210,10 @@ fn caller_id(text: &str) -> std::result::Result<(), String> {
     }
 }
 
-/// Text made safe for an error message: escaped and cut short.
+/// Text for an error message: quoted, escaped and cut to 80 characters.
 pub fn quoted(text: &str) -> String {
-    const MOST: usize = 80;
-    let cut: String = text.chars().take(MOST).collect();
+    const MAX_CHARS: usize = 80;
+    let cut: String = text.chars().take(MAX_CHARS).collect();
     let more = if cut.len() < text.len() { "…" } else { "" };
     format!("{cut:?}{more}")
 }
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn path_tricks_are_refused() {
+    fn names_with_path_characters_and_reserved_names_are_refused() {
         for trick in [
             "",
             "..",
@@ -260,7 +262,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_id_ever_holds_a_path(text in ".{0,40}") {
+        fn no_parsed_id_holds_a_path_character(text in ".{0,40}") {
             for parsed in [
                 text.parse::<Slug>().map(|x| x.to_string()),
                 text.parse::<CallerId>().map(|x| x.to_string()),

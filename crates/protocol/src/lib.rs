@@ -1,29 +1,29 @@
-//! The words on the wire, shared by every Oubliette program.
+//! Types and validation of everything Oubliette's programs send each other or read from files.
 //!
-//! This crate is data and its rules: what an id looks like, what an event carries, which fields an
-//! `agent.json` may have. It does no I/O, spawns nothing and knows no transport.
+//! This crate is data and its rules: the form of an id, the fields of an event, the fields an `agent.json` may
+//! have. It does no I/O, spawns nothing and knows no transport.
 //!
 //! In the order data flows:
 //!
 //! - [`id`]: session, project, workspace, token and request ids; slugs and catalog ids.
-//! - [`scope`]: read < write < admin; [`principal`]: who is behind a request.
-//! - [`error`]: the error codes every door answers with, and their HTTP and JSON-RPC forms.
-//! - [`duration`]: durations as people write them (`"500ms"`, `"30d"`).
-//! - [`size`]: how many bytes a value is as JSON.
-//! - [`strict`]: JSON read strictly, the error naming field and reason.
-//! - [`agent`], [`catalog`]: `agent.json` and `tool.json`; `blame`: which field of the latter is at fault.
-//! - [`caller`]: what a caller declares and what it may be called.
-//! - [`tool`]: a tool as it is listed, a call's result.
-//! - [`relay`]: methods and frames of the relay socket.
-//! - [`event`]: what a session says; [`debug`]: what the debugger records.
+//! - [`scope`]: a token's scope, read < write < admin; [`principal`]: the token behind a request.
+//! - [`error`]: the error type and codes of every door, with their HTTP status and JSON-RPC code.
+//! - [`duration`]: durations written as a number and a unit (`"500ms"`, `"30d"`).
+//! - [`size`]: the length of a value's JSON in bytes.
+//! - [`strict`]: strict JSON parsing, with errors that name field and reason.
+//! - [`agent`], [`catalog`]: `agent.json` and `tool.json`; `error_field`: finds the field a `tool.json` error is about.
+//! - [`caller`]: the tools a caller lends, and their checks.
+//! - [`tool`]: a tool as it is listed, and the result of a call.
+//! - [`relay`]: methods, parameters and error codes of the relay socket.
+//! - [`event`]: events of a session's log; [`debug`]: events of the debugger's log.
 
 pub mod agent;
-mod blame;
 pub mod caller;
 pub mod catalog;
 pub mod debug;
 pub mod duration;
 pub mod error;
+mod error_field;
 pub mod event;
 pub mod id;
 pub mod principal;
@@ -38,5 +38,5 @@ pub use id::{CallerId, CatalogId, ProjectId, RequestId, SessionId, Slug, TokenId
 pub use principal::Principal;
 pub use scope::Scope;
 
-/// A JSON object, keys in the order they came.
-pub type Object = serde_json::Map<String, serde_json::Value>;
+/// A JSON object that keeps its keys in the order they were read.
+pub type JsonObject = serde_json::Map<String, serde_json::Value>;

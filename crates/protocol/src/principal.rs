@@ -1,21 +1,21 @@
-//! Who is behind a request.
+//! The token behind a request.
 
 use crate::{ProjectId, Scope, TokenId};
 
-/// The token behind a request, as plain data. It proves nothing by itself: the server's auth makes a
-/// `Grant` from a request, and only a `Grant` opens an action.
+/// The token behind a request, as plain data. It is no proof of access: only the server's auth makes a `Grant`, and
+/// only a `Grant` lets an action run.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Principal {
-    /// The token; `None` is the home's owner at the command line.
+    /// The token's id; `None` is the owner of the home, using the command line without a token.
     pub token_id: Option<TokenId>,
-    /// How far it reaches.
+    /// The token's scope.
     pub scope: Scope,
-    /// The one project it is bound to, if it is.
+    /// The only project the token can see; `None`: it can see all.
     pub project: Option<ProjectId>,
 }
 
 impl Principal {
-    /// The owner of the home, acting without a token.
+    /// The owner of the home, who uses the command line without a token and has every right.
     pub fn owner() -> Self {
         Self {
             token_id: None,
@@ -24,7 +24,7 @@ impl Principal {
         }
     }
 
-    /// Whether a project is within reach.
+    /// Whether the token can see a project: it is bound to it, or to none.
     pub fn sees(&self, project: &ProjectId) -> bool {
         self.project.as_ref().is_none_or(|only| only == project)
     }

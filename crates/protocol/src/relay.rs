@@ -1,36 +1,39 @@
-//! The relay socket's words: JSON-RPC 2.0, one message a line.
+//! The relay socket's protocol: JSON-RPC 2.0, one message a line. Methods, their parameters and error codes.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{CallerId, Error, ErrorCode, caller::DeclaredTool};
 
-/// Where the socket is in the sandbox.
+/// Path of the relay socket in the sandbox.
 pub const SOCKET_PATH: &str = "/mcp/relay.sock";
-/// The socket beside it that a client lends its stdin and stdout over.
-pub const STDIO_SOCKET_PATH: &str = "/mcp/stdio.sock";
-/// The same without its directory.
-pub const STDIO_SOCKET_NAME: &str = "stdio.sock";
-/// The environment variable that says where the socket is.
+/// Path, in the sandbox, of the socket over which a client hands its stdin and stdout to the server.
+pub const HANDOFF_SOCKET_PATH: &str = "/mcp/stdio.sock";
+/// File name of [`STDIO_SOCKET_PATH`].
+pub const HANDOFF_SOCKET_NAME: &str = "stdio.sock";
+/// Environment variable with the path of the relay socket.
 pub const SOCKET_ENV: &str = "OUBLIETTE_SOCKET";
-/// The environment variable that holds the agent's key.
+/// Environment variable with the path of the hand-off socket. A client hands its stdin and stdout off only where it is
+/// set: in a local sandbox, where no agent outlives the server.
+pub const HANDOFF_SOCKET_ENV: &str = "OUBLIETTE_HANDOFF_SOCKET";
+/// Environment variable with the agent's API key.
 pub const KEY_ENV: &str = "OUBLIETTE_API_KEY";
-/// Longest line, newline excluded.
-pub const MAX_LINE: usize = 16 * 1024 * 1024;
-/// Longest path of a Unix socket.
-pub const MAX_SOCKET_PATH: usize = 107;
+/// Maximum length of a line in bytes, without its newline.
+pub const MAX_LINE_BYTES: usize = 16 * 1024 * 1024;
+/// Maximum length of a Unix socket's path in bytes (`sun_path` without its NUL).
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// Methods the client calls.
+/// Method names of requests and notifications, from the client unless noted.
 pub mod method {
-    /// Calls a tool of a caller.
+    /// Calls a tool that a caller lent.
     pub const CALLER_TOOL: &str = "caller_tool";
-    /// Lists Oubliette's own tools for a key.
+    /// Lists Oubliette's own tools that an API key may call.
     pub const OUBLIETTE_TOOLS: &str = "oubliette_tools";
-    /// Calls one of them.
+    /// Calls one of Oubliette's own tools under an API key.
     pub const OUBLIETTE_CALL_TOOL: &str = "oubliette_call_tool";
-    /// Lists the catalog tools of the session's agent.
+    /// Lists the tools of the session's agent.
     pub const AGENT_TOOLS: &str = "agent_tools";
-    /// Calls one of them.
+    /// Calls one of the agent's tools.
     pub const AGENT_CALL_TOOL: &str = "agent_call_tool";
     /// Base tool: starts or messages a child session.
     pub const SESSION_MESSAGE: &str = "session_message";
@@ -38,84 +41,84 @@ pub mod method {
     pub const SESSION_EVENTS: &str = "session_events";
     /// Base tool: lists projects.
     pub const PROJECT_LIST: &str = "project_list";
-    /// Notification: gives up on a request.
+    /// Notification: cancels a request.
     pub const CANCEL: &str = "cancel";
-    /// Notification, server → client: a caller's tools.
+    /// Notification, server → client: the tools a caller lends now.
     pub const CALLER_TOOLS_CONFIG: &str = "caller_tools_config";
     /// Notification, server → client: the agent's tools changed.
     pub const AGENT_TOOLS_CHANGED: &str = "agent_tools_changed";
     /// Notification, server → client: a request is still being worked on.
     pub const PROGRESS: &str = "progress";
-    /// The base tools.
-    pub const BASE: [&str; 3] = [SESSION_MESSAGE, SESSION_EVENTS, PROJECT_LIST];
+    /// The base tools, which every agent has.
+    pub const BASE_TOOLS: [&str; 3] = [SESSION_MESSAGE, SESSION_EVENTS, PROJECT_LIST];
 }
 
-/// Not JSON.
+/// JSON-RPC: the line is not JSON.
 pub const PARSE_ERROR: i64 = -32700;
-/// Not a request.
+/// JSON-RPC: not a valid request object.
 pub const INVALID_REQUEST: i64 = -32600;
-/// No such method.
+/// JSON-RPC: unknown method.
 pub const METHOD_NOT_FOUND: i64 = -32601;
-/// Wrong params.
+/// JSON-RPC: invalid parameters.
 pub const INVALID_PARAMS: i64 = -32602;
 
-/// `caller_tool`.
+/// Parameters of `caller_tool`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallerToolParams {
-    /// The tool, unprefixed.
+    /// Name of the tool, without the caller id.
     pub tool: String,
-    /// Its arguments.
+    /// Its arguments, an object; absent: none.
     #[serde(default)]
     pub arguments: Option<Value>,
-    /// Whose, when two callers declare the name.
+    /// The caller that lent it; needed only if two callers lent a tool of this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caller_id: Option<CallerId>,
 }
 
-/// `oubliette_tools`.
+/// Parameters of `oubliette_tools`. No `Debug`: it holds a key.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct OwnToolsParams {
-    /// The agent's key.
+pub struct OublietteToolsParams {
+    /// The agent's API key.
     pub api_key: String,
 }
 
-/// `oubliette_call_tool`.
+/// Parameters of `oubliette_call_tool`. No `Debug`: it holds a key.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct OwnCallParams {
-    /// The tool, unprefixed.
+pub struct OublietteCallToolParams {
+    /// Name of the tool, without the prefix `oubliette_`.
     pub tool: String,
-    /// Its arguments.
+    /// Its arguments, an object; absent: none.
     #[serde(default)]
     pub arguments: Option<Value>,
-    /// The agent's key.
+    /// The agent's API key.
     pub api_key: String,
 }
 
-/// `agent_call_tool`.
+/// Parameters of `agent_call_tool`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AgentCallParams {
-    /// Any of the tool's names.
+pub struct AgentCallToolParams {
+    /// Any name of the tool: listed name, alias or canonical name.
     pub tool: String,
-    /// Its arguments.
+    /// Its arguments, an object; absent: none.
     #[serde(default)]
     pub arguments: Option<Value>,
 }
 
-/// `caller_tools_config`.
+/// Parameters of `caller_tools_config`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CallerToolsConfig {
-    /// Whose.
+    /// The caller.
     pub caller_id: CallerId,
-    /// Its tools; empty when withdrawn.
+    /// All tools it lends; empty when it withdrew them.
     pub tools: Vec<DeclaredTool>,
 }
 
 impl CallerToolsConfig {
-    /// The notification as it goes on the wire: `type` beside `method`, for clients that read either.
+    /// The whole JSON-RPC notification. It has `type` as well as `method`, for clients that read either.
     pub fn notification(&self) -> Value {
         json!({
             "jsonrpc": "2.0",
@@ -126,14 +129,14 @@ impl CallerToolsConfig {
     }
 }
 
-/// An error object of JSON-RPC.
+/// A JSON-RPC error object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RpcError {
-    /// Its code.
+    /// JSON-RPC error code.
     pub code: i64,
-    /// For people.
+    /// Text for people.
     pub message: String,
-    /// `{"code": <section 4 code>}` and more.
+    /// `{"code": <ErrorCode>}`, possibly with more fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
 }

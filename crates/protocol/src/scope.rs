@@ -1,27 +1,27 @@
-//! What a token may do: read < write < admin.
+//! The scope of a token: read < write < admin.
 
 use serde::{Deserialize, Serialize};
 
-/// A token's reach. The order is the meaning: a wider scope may do all that a narrower one may.
+/// Scope of a token. Ordered: a higher scope may do all that a lower one may.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
 pub enum Scope {
-    /// Look.
+    /// Read everything the token can see, change nothing.
     Read,
-    /// Look and change what belongs to projects.
+    /// Also change projects and what belongs to them: workspaces, sessions.
     Write,
-    /// Everything.
+    /// Also manage agents, catalog and tokens, and read the audit log.
     Admin,
 }
 
 impl Scope {
-    /// Every scope, narrowest first.
+    /// Every scope, lowest first.
     pub const ALL: [Scope; 3] = [Scope::Read, Scope::Write, Scope::Admin];
 
-    /// The word for it.
+    /// The scope's name on the wire and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Scope::Read => "read",

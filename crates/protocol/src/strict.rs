@@ -1,21 +1,21 @@
-//! JSON read strictly: an unknown or wrong field is refused, and the refusal names field and reason.
+//! Strict JSON parsing: an unknown or wrong field is an error that names field and reason.
 
 use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// Why a definition was refused.
+/// What is wrong with which field of a JSON document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", match .field.as_str() { "" => String::new(), f => format!("{f}: ") })]
-pub struct Refusal {
-    /// Where, as a dotted path (`tools.use[1]`); empty for the document itself.
+pub struct FieldError {
+    /// Path of the field (`tools.use[1]`); empty for the document itself.
     pub field: String,
-    /// Why.
+    /// What is wrong with it.
     pub reason: String,
 }
 
-impl Refusal {
-    /// A refusal at a field.
+impl FieldError {
+    /// An error about the field at this path.
     pub fn at(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self {
             field: field.into(),
@@ -23,44 +23,44 @@ impl Refusal {
         }
     }
 
-    /// The refusal as an error that names the file.
+    /// The same as an `invalid_argument` error that names the file.
     pub fn in_file(&self, file: &str) -> Error {
         Error::invalid(format!("{file}: {self}"))
     }
 }
 
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        Error::invalid(refusal.to_string())
+impl From<FieldError> for Error {
+    fn from(field_error: FieldError) -> Self {
+        Error::invalid(field_error.to_string())
     }
 }
 
-/// Reads one JSON document from text.
-pub fn from_str<T: DeserializeOwned>(text: &str) -> std::result::Result<T, Refusal> {
+/// Parses a text that must be exactly one JSON document.
+pub fn from_str<T: DeserializeOwned>(text: &str) -> std::result::Result<T, FieldError> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut reader).map_err(refusal)?;
-    reader.end().map_err(|e| Refusal::at("", e.to_string()))?;
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(field_error)?;
+    reader.end().map_err(|e| FieldError::at("", e.to_string()))?;
     Ok(value)
 }
 
-/// Reads a value that is JSON already.
-pub fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> std::result::Result<T, Refusal> {
-    serde_path_to_error::deserialize(value).map_err(refusal)
+/// Parses a JSON value.
+pub fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> std::result::Result<T, FieldError> {
+    serde_path_to_error::deserialize(value).map_err(field_error)
 }
 
-/// Reads a tool's arguments.
-pub fn arguments<T: DeserializeOwned>(value: serde_json::Value) -> Result<T> {
+/// Parses a tool's arguments; an error is `invalid_argument`.
+pub fn parse_arguments<T: DeserializeOwned>(value: serde_json::Value) -> Result<T> {
     Ok(from_value(value)?)
 }
 
-fn refusal(error: serde_path_to_error::Error<serde_json::Error>) -> Refusal {
+fn field_error(error: serde_path_to_error::Error<serde_json::Error>) -> FieldError {
     let path = error.path().to_string();
-    // A document that breaks off has no place to speak of.
+    // serde_path_to_error gives these for the document itself and for one that ends early.
     let field = match path.as_str() {
         "." | "?" => String::new(),
         _ => path,
     };
-    Refusal {
+    FieldError {
         field,
         reason: error.into_inner().to_string(),
     }

@@ -1,14 +1,14 @@
-//! A tool as it is listed, and what a call of it gives back.
+//! A tool as it is listed, and the result of a call.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{CatalogId, Object};
+use crate::{CatalogId, JsonObject};
 
 /// Where a tool comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub enum ToolSource {
     /// Lent by a caller.
     Caller,
     /// Oubliette's own, under an API key.
@@ -19,42 +19,42 @@ pub enum Source {
     Base,
 }
 
-/// A tool as a model is shown it.
+/// A tool as it is shown to a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ToolSpec {
-    /// The name it is called by.
+    /// Name to call it by.
     pub name: String,
     /// What it does.
     #[serde(default)]
     pub description: String,
-    /// A JSON schema of type object.
-    #[serde(default = "any_object")]
+    /// JSON schema of its arguments, of type object.
+    #[serde(default = "any_object_schema")]
     pub input_schema: Value,
 }
 
-/// The schema of a tool that declared none.
-pub fn any_object() -> Value {
+/// The schema of a tool that declares none: any object.
+pub fn any_object_schema() -> Value {
     json!({ "type": "object" })
 }
 
-/// The result of a call in MCP's shape.
+/// The result of a tool call, in the form of MCP's `CallToolResult`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallResult {
     /// MCP content blocks: text, images, resources.
     #[serde(default)]
     pub content: Vec<Value>,
-    /// The result as data.
+    /// The result as structured data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub structured_content: Option<Value>,
-    /// The tool ran and says it failed.
+    /// Whether the tool ran and reports that it failed.
     #[serde(default)]
     pub is_error: bool,
 }
 
 impl CallResult {
-    /// Plain text.
+    /// A result of one text block.
     pub fn text(text: impl Into<String>) -> Self {
         Self {
             content: vec![json!({ "type": "text", "text": text.into() })],
@@ -62,7 +62,7 @@ impl CallResult {
         }
     }
 
-    /// An error as a tool reports it.
+    /// An error as a tool result: `isError`, with code and message as structured content.
     pub fn error(error: &crate::Error) -> Self {
         Self {
             structured_content: Some(error.body()),
@@ -71,7 +71,7 @@ impl CallResult {
         }
     }
 
-    /// Data, with the same JSON as text.
+    /// Structured data, with the same JSON as text content.
     pub fn data(value: Value) -> Self {
         Self {
             structured_content: Some(value.clone()),
@@ -79,8 +79,8 @@ impl CallResult {
         }
     }
 
-    /// Any JSON value a caller answered with. A value that already is MCP content keeps its shape
-    /// (text, images, structured); an object becomes structured content; anything else, text.
+    /// A result made of any JSON value, such as a caller's answer. A value that already is an MCP result stays as it
+    /// is; another object becomes structured content; anything else becomes text.
     pub fn from_value(value: Value) -> Self {
         if let Value::Object(object) = &value
             && object
@@ -105,7 +105,7 @@ impl CallResult {
         }
     }
 
-    /// All text blocks, joined by newlines.
+    /// The text of all text blocks, joined by newlines.
     pub fn joined_text(&self) -> String {
         let texts = self
             .content
@@ -115,92 +115,92 @@ impl CallResult {
     }
 }
 
-/// How a tool server is doing.
+/// Health status of a tool server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Light {
-    /// The last check was good.
+pub enum HealthStatus {
+    /// The last check succeeded.
     Green,
-    /// Starting, or a check was missed.
+    /// Starting or restarting, or a check failed.
     Yellow,
     /// Down.
     Red,
 }
 
-/// One row of `tool_list`.
+/// One tool in the answer of `tool_list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ToolRow {
-    /// The name the agent sees.
+pub struct ListedTool {
+    /// Name the agent sees.
     pub name: String,
     /// `@<id>/<tool>` for catalog tools; the name itself for the rest.
     pub canonical: String,
-    /// Every other name it answers to.
+    /// All its other names.
     pub aliases: Vec<String>,
     /// Where it comes from.
-    pub source: Source,
-    /// The catalog entry or caller behind it.
+    pub source: ToolSource,
+    /// Id of the catalog entry or caller that provides it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
     /// Whether the agent may call it.
     pub allowed: bool,
-    /// By which rule, and why it is not available when it is not.
+    /// The rule that allows or denies it, and why it is not available if it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether a call can reach it now.
+    /// Whether it can be called now; false for example while its server is down.
     pub available: bool,
     /// What it does.
     pub description: String,
-    /// Its parameters.
+    /// JSON schema of its arguments.
     pub input_schema: Value,
 }
 
-/// One server of `tool_list`.
+/// One tool server in the answer of `tool_list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ServerRow {
+pub struct ListedServer {
     /// Its catalog id.
     pub id: CatalogId,
     /// `stdio`, `ws`, `tcp`, `http` or `builtin`.
     pub transport: String,
-    /// Its light.
-    pub status: Light,
-    /// Since when.
+    /// Health status.
+    pub status: HealthStatus,
+    /// When it got this status.
     pub since: jiff::Timestamp,
-    /// When its last health check ended, or its last start that succeeded.
+    /// When its last health check ended or, without one, its last successful start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_check: Option<jiff::Timestamp>,
     /// Why it is not green, with the tail of its stderr.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// When the next start is tried.
+    /// When it will be started again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_retry: Option<jiff::Timestamp>,
-    /// How many tools it offers.
+    /// Number of its tools.
     pub tools: usize,
 }
 
-/// `tool_list`'s answer.
+/// Answer of `tool_list`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ToolList {
     /// Every tool, allowed or not, available or not.
-    pub tools: Vec<ToolRow>,
-    /// Every server.
-    pub servers: Vec<ServerRow>,
+    pub tools: Vec<ListedTool>,
+    /// Every tool server.
+    pub servers: Vec<ListedServer>,
 }
 
-/// Arguments of a call: always an object; absent and null mean empty.
-pub fn arguments_object(value: Option<Value>) -> crate::Result<Object> {
+/// The arguments of a tool call as an object; absent and null mean an empty one, other values are errors.
+pub fn arguments_object(value: Option<Value>) -> crate::Result<JsonObject> {
     match value {
-        None | Some(Value::Null) => Ok(Object::new()),
+        None | Some(Value::Null) => Ok(JsonObject::new()),
         Some(Value::Object(object)) => Ok(object),
         Some(other) => Err(crate::Error::invalid(format!(
             "arguments must be an object, not {}",
-            kind_of(&other)
+            json_type_name(&other)
         ))),
     }
 }
 
-fn kind_of(value: &Value) -> &'static str {
+fn json_type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

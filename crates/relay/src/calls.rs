@@ -8,30 +8,30 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::{CallError, Closed, Id};
+use crate::{CallError, CloseReason, RpcId};
 
-/// How far a request has come, as the side that works on it says.
+/// Progress of a request, as the side that serves it reports it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Progress {
-    /// Grows with every report.
+pub struct ProgressReport {
+    /// How much is done; grows with every report.
     pub progress: f64,
-    /// Where it will end, if known.
+    /// The value of `progress` at the end, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<f64>,
-    /// For people.
+    /// A text for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// Called, on the reader's task, with each report on a call.
-pub type OnProgress = Arc<dyn Fn(Progress) + Send + Sync>;
+/// Called on the reader's task with each progress report of a call. Must not block.
+pub type ProgressCallback = Arc<dyn Fn(ProgressReport) + Send + Sync>;
 
-/// How a call is made.
+/// Options of one call: a timeout, a cancellation token, a progress callback.
 #[derive(Clone, Default)]
 pub struct CallOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) cancel: Option<CancellationToken>,
-    pub(crate) on_progress: Option<OnProgress>,
+    pub(crate) on_progress: Option<ProgressCallback>,
 }
 
 impl fmt::Debug for CallOptions {
@@ -43,58 +43,58 @@ impl fmt::Debug for CallOptions {
 }
 
 impl CallOptions {
-    /// Gives up after this long.
+    /// Ends the call with [`CallError::Timeout`] after this long.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Gives up when this fires.
+    /// Ends the call with [`CallError::Cancelled`] when this token is cancelled.
     #[must_use]
     pub fn cancel(mut self, cancel: CancellationToken) -> Self {
         self.cancel = Some(cancel);
         self
     }
 
-    /// Hears of the call's progress. Must not block: it runs where the connection is read.
+    /// Calls `report` with the call's progress. It must not block: it runs on the task that reads the connection.
     #[must_use]
-    pub fn on_progress(mut self, report: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+    pub fn on_progress(mut self, report: impl Fn(ProgressReport) + Send + Sync + 'static) -> Self {
         self.on_progress = Some(Arc::new(report));
         self
     }
 
-    /// Who hears of the call's progress.
-    pub fn hearer(&self) -> Option<OnProgress> {
+    /// The callback set by [`CallOptions::on_progress`].
+    pub fn progress_callback(&self) -> Option<ProgressCallback> {
         self.on_progress.clone()
     }
 }
 
-/// A result is handed over as the text it came as: reading it is the caller's work, not the reader's.
-pub(crate) type Answer = Result<Box<RawValue>, CallError>;
+/// How a call ended. The result is still JSON text: parsing it is done by the caller's task, not the reader's.
+pub(crate) type RawAnswer = Result<Box<RawValue>, CallError>;
 
-/// The table of calls that wait.
-pub(crate) struct Calls {
+/// Our own calls that wait for an answer, by id.
+pub(crate) struct PendingCalls {
     limit: usize,
-    table: Mutex<Table>,
+    table: Mutex<PendingTable>,
 }
 
-struct Table {
-    next: u64,
-    waiting: HashMap<u64, Waiting>,
-    closed: Option<Closed>,
+struct PendingTable {
+    next_id: u64,
+    pending: HashMap<u64, PendingCall>,
+    closed: Option<CloseReason>,
 }
 
-struct Waiting {
-    answer: oneshot::Sender<Answer>,
-    on_progress: Option<OnProgress>,
+struct PendingCall {
+    answer: oneshot::Sender<RawAnswer>,
+    on_progress: Option<ProgressCallback>,
 }
 
-impl Calls {
+impl PendingCalls {
     pub(crate) fn new(limit: usize) -> Self {
-        let table = Table {
-            next: 1,
-            waiting: HashMap::new(),
+        let table = PendingTable {
+            next_id: 1,
+            pending: HashMap::new(),
             closed: None,
         };
         Self {
@@ -103,38 +103,38 @@ impl Calls {
         }
     }
 
-    /// A new call's id and where its answer will come.
-    pub(crate) fn open(
+    /// Adds a call; returns its id and the channel its answer arrives on.
+    pub(crate) fn register(
         &self,
-        on_progress: Option<OnProgress>,
-    ) -> Result<(u64, oneshot::Receiver<Answer>), CallError> {
+        on_progress: Option<ProgressCallback>,
+    ) -> Result<(u64, oneshot::Receiver<RawAnswer>), CallError> {
         let mut table = self.table.lock();
         if let Some(closed) = &table.closed {
             return Err(closed.clone().into());
         }
-        if table.waiting.len() >= self.limit {
-            return Err(CallError::TooMany(self.limit));
+        if table.pending.len() >= self.limit {
+            return Err(CallError::TooManyCalls(self.limit));
         }
-        let id = table.next;
-        table.next += 1;
+        let id = table.next_id;
+        table.next_id += 1;
         let (answer, receiver) = oneshot::channel();
-        table.waiting.insert(id, Waiting { answer, on_progress });
+        table.pending.insert(id, PendingCall { answer, on_progress });
         Ok((id, receiver))
     }
 
-    /// Hands an answer to its call. An answer to a call nobody waits for (it was given up) is dropped.
-    pub(crate) fn answered(&self, id: &Id, answer: Answer) {
-        let waiting = as_ours(id).and_then(|id| self.table.lock().waiting.remove(&id));
-        if let Some(waiting) = waiting {
-            let _ = waiting.answer.send(answer);
+    /// Delivers an answer to its call. An answer to a call that was dropped or timed out is discarded.
+    pub(crate) fn complete(&self, id: &RpcId, answer: RawAnswer) {
+        let pending = own_call_id(id).and_then(|id| self.table.lock().pending.remove(&id));
+        if let Some(pending) = pending {
+            let _ = pending.answer.send(answer);
         }
     }
 
-    /// Hands a report to its call; false when there is no such call or it does not listen.
-    pub(crate) fn reported(&self, id: &Id, progress: &Progress) -> bool {
+    /// Delivers a progress report; false when there is no such call or it has no callback.
+    pub(crate) fn report_progress(&self, id: &RpcId, progress: &ProgressReport) -> bool {
         let table = self.table.lock();
-        let waiting = as_ours(id).and_then(|id| table.waiting.get(&id));
-        let Some(report) = waiting.and_then(|w| w.on_progress.clone()) else {
+        let pending = own_call_id(id).and_then(|id| table.pending.get(&id));
+        let Some(report) = pending.and_then(|w| w.on_progress.clone()) else {
             return false;
         };
         drop(table);
@@ -142,31 +142,31 @@ impl Calls {
         true
     }
 
-    /// Forgets a call; true when it still waited.
-    pub(crate) fn forget(&self, id: u64) -> bool {
-        self.table.lock().waiting.remove(&id).is_some()
+    /// Removes a call; true when it was still without an answer.
+    pub(crate) fn remove(&self, id: u64) -> bool {
+        self.table.lock().pending.remove(&id).is_some()
     }
 
-    /// Fails every call that waits and every later one.
-    pub(crate) fn close(&self, why: &Closed) {
-        let waiting = {
+    /// Fails every pending call and every later one with this reason.
+    pub(crate) fn close(&self, why: &CloseReason) {
+        let pending = {
             let mut table = self.table.lock();
             table.closed.get_or_insert_with(|| why.clone());
-            std::mem::take(&mut table.waiting)
+            std::mem::take(&mut table.pending)
         };
-        for (_, waiting) in waiting {
-            let _ = waiting.answer.send(Err(why.clone().into()));
+        for (_, pending) in pending {
+            let _ = pending.answer.send(Err(why.clone().into()));
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.table.lock().waiting.len()
+        self.table.lock().pending.len()
     }
 }
 
-fn as_ours(id: &Id) -> Option<u64> {
+fn own_call_id(id: &RpcId) -> Option<u64> {
     match id {
-        Id::Number(number) => number.as_u64(),
-        Id::Text(_) => None,
+        RpcId::Number(number) => number.as_u64(),
+        RpcId::Text(_) => None,
     }
 }

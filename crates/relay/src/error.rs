@@ -6,7 +6,7 @@ use serde_json::json;
 
 /// Why a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Closed {
+pub enum CloseReason {
     /// The other side closed it.
     #[error("the other side closed the connection")]
     ByPeer,
@@ -16,10 +16,10 @@ pub enum Closed {
     /// A line was longer than allowed.
     #[error("a line was longer than {0} bytes")]
     LineTooLong(usize),
-    /// The other side sent more than it was answered, and did not read the answers.
+    /// The other side kept sending lines that were refused, and did not read the refusals.
     #[error("the other side does not read its answers")]
     NotReading,
-    /// The stream failed.
+    /// Reading or writing the stream failed.
     #[error("the connection broke: {0}")]
     Broken(String),
 }
@@ -32,19 +32,19 @@ pub enum CallError {
     Remote(RpcError),
     /// The connection ended before the answer came.
     #[error("{0}")]
-    Closed(#[from] Closed),
-    /// No answer in time. The other side has been told.
+    Closed(#[from] CloseReason),
+    /// No answer in time. The other side has been sent a `cancel`.
     #[error("no answer in time")]
     Timeout,
-    /// The caller gave up. The other side has been told.
+    /// Cancelled on this side. The other side has been sent a `cancel`.
     #[error("the call was cancelled")]
     Cancelled,
-    /// Too many calls wait already.
+    /// The maximum number of calls is pending already.
     #[error("too many calls are waiting ({0})")]
-    TooMany(usize),
-    /// The message is longer than a line may be.
+    TooManyCalls(usize),
+    /// The encoded message is longer than the maximum line.
     #[error("the message is longer than a line may be ({0} bytes)")]
-    TooLong(usize),
+    MessageTooLong(usize),
     /// The other side's answer is neither a result nor an error.
     #[error("the answer is not JSON-RPC: {0}")]
     BadAnswer(String),
@@ -57,14 +57,14 @@ impl From<CallError> for Error {
             CallError::Closed(_) => ErrorCode::Unavailable,
             CallError::Timeout => ErrorCode::Timeout,
             CallError::Cancelled => ErrorCode::ToolError,
-            CallError::TooMany(_) | CallError::TooLong(_) => ErrorCode::LimitExceeded,
+            CallError::TooManyCalls(_) | CallError::MessageTooLong(_) => ErrorCode::LimitExceeded,
             CallError::BadAnswer(_) => ErrorCode::Internal,
         };
         Error::new(code, error.to_string())
     }
 }
 
-/// An error object with its code of both worlds.
+/// An error object with both codes: JSON-RPC's number and, in `data`, Oubliette's [`ErrorCode`].
 pub fn rpc_error(rpc: i64, code: ErrorCode, message: impl Into<String>) -> RpcError {
     RpcError {
         code: rpc,
@@ -73,7 +73,7 @@ pub fn rpc_error(rpc: i64, code: ErrorCode, message: impl Into<String>) -> RpcEr
     }
 }
 
-/// `-32601`.
+/// The error for a method that does not exist, JSON-RPC code `-32601`.
 pub fn method_not_found(method: &str) -> RpcError {
     let name = oubliette_protocol::id::quoted(method);
     rpc_error(
@@ -83,7 +83,7 @@ pub fn method_not_found(method: &str) -> RpcError {
     )
 }
 
-/// `-32602`.
+/// The error for params of the wrong shape, JSON-RPC code `-32602`.
 pub fn invalid_params(why: impl std::fmt::Display) -> RpcError {
     rpc_error(
         relay::INVALID_PARAMS,
@@ -92,7 +92,7 @@ pub fn invalid_params(why: impl std::fmt::Display) -> RpcError {
     )
 }
 
-pub(crate) fn too_many(limit: usize) -> RpcError {
+pub(crate) fn too_many_in_flight(limit: usize) -> RpcError {
     let text = format!("{limit} requests are in flight on this connection; wait for answers");
     (&Error::limit_exceeded(text)).into()
 }

@@ -1,24 +1,24 @@
 //! A JSON-RPC 2.0 peer over any byte stream, one message a line.
 //!
-//! Both ends are the same [`Peer`]: each may call the other, many calls are open at once, answers come
-//! as they are ready, and giving up on a call reaches the other side. The crate knows two methods, both
-//! about requests themselves: `cancel {id}` and `progress {id, progress, total?, message?}`. Everything
-//! else is the [`Handler`]'s.
+//! Both ends are the same [`RpcPeer`]: each may call the other, many calls are open at once, answers are sent
+//! in the order they are ready, and a call that is dropped here is cancelled at the other side. The crate
+//! knows two methods, both about requests themselves: `cancel {id}` and
+//! `progress {id, progress, total?, message?}`. Every other method belongs to the [`PeerHandler`].
 //!
-//! Nothing here grows without bound. A line is at most [`Limits::line`] long and memory follows what has
-//! arrived, not what is announced; requests in flight, calls waiting and bytes queued are counted. The
-//! reader never waits for the writer, so two peers that flood each other cannot stop each other: see
-//! [`queue`](self) for how.
+//! Nothing here grows without bound. A line is at most [`PeerLimits::max_line_bytes`] long and the read buffer
+//! grows with what has arrived; requests in flight, pending calls and queued bytes are counted. The reader
+//! never waits for the writer, so two peers that flood each other cannot deadlock: the `queue` module says
+//! how.
 //!
 //! In the order data flows:
 //!
 //! - `lines`: bytes → lines, bounded.
 //! - [`message`]: a line → a request, notification or response, and back. Pure; [`fuzz_line`] drives it.
-//! - `serving`: requests of the other side that are being worked on.
+//! - `serving`: requests of the other side that are in progress.
 //! - `calls`: our own requests that wait for an answer.
-//! - `queue`: lines on their way out, and who has to wait for room.
-//! - `quiet`: a Unix stream that wakes nobody without need.
-//! - [`peer`]: the two tasks of a connection, and what users of the crate hold.
+//! - `queue`: lines waiting to be written, and who has to wait for space.
+//! - `unix_stream`: a Unix stream polled for writability only while its buffer is full.
+//! - [`peer`]: the two tasks of a connection, and the handle that users of the crate hold.
 //! - [`error`]: how a call fails, why a connection ended.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
@@ -29,39 +29,39 @@ mod lines;
 pub mod message;
 pub mod peer;
 mod queue;
-mod quiet;
 mod serving;
+mod unix_stream;
 
-pub use calls::{CallOptions, OnProgress, Progress};
-pub use error::{CallError, Closed};
-pub use message::{Id, Message, Refused, parse_line};
+pub use calls::{CallOptions, ProgressCallback, ProgressReport};
+pub use error::{CallError, CloseReason};
+pub use message::{RejectedLine, RpcId, RpcMessage, parse_line};
 pub use oubliette_protocol::relay::RpcError;
-pub use peer::{Asked, Handler, Peer};
+pub use peer::{PeerHandler, PreparedCall, RpcPeer};
 pub use serving::RequestContext;
 
-/// What one connection may cost.
+/// Bounds on what one connection may use.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Longest line, newline excluded; a longer one ends the connection.
-    pub line: usize,
-    /// Requests of the other side worked on at once; more are refused with `limit_exceeded`.
-    pub in_flight: usize,
-    /// Our own calls waiting at once; more fail at once.
-    pub waiting: usize,
-    /// Bytes queued for writing before calls, notifications and answers wait for room.
-    pub queue: usize,
-    /// Bytes of refusals queued before a side that floods us and does not read is hung up on.
-    pub refusals: usize,
+pub struct PeerLimits {
+    /// Maximum length of a line, newline excluded; a longer one ends the connection.
+    pub max_line_bytes: usize,
+    /// Maximum number of the other side's requests in progress; more are refused with `limit_exceeded`.
+    pub max_in_flight: usize,
+    /// Maximum number of our own calls without an answer yet; a further call fails at once.
+    pub max_pending_calls: usize,
+    /// Bytes queued for writing before calls, notifications and answers wait for space.
+    pub max_queue_bytes: usize,
+    /// Bytes of queued refusals before the connection is closed: the other side sends without reading.
+    pub max_refusal_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for PeerLimits {
     fn default() -> Self {
         Self {
-            line: oubliette_protocol::relay::MAX_LINE,
-            in_flight: 12_000,
-            waiting: 12_000,
-            queue: 4 * 1024 * 1024,
-            refusals: 8 * 1024 * 1024,
+            max_line_bytes: oubliette_protocol::relay::MAX_LINE_BYTES,
+            max_in_flight: 12_000,
+            max_pending_calls: 12_000,
+            max_queue_bytes: 4 * 1024 * 1024,
+            max_refusal_bytes: 8 * 1024 * 1024,
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Bytes into lines, bounded.
+//! Splits a byte stream into lines of bounded length.
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::Closed;
+use crate::CloseReason;
 
-/// What one read asks for, and what an idle connection keeps.
-const CHUNK: usize = 8 * 1024;
+/// The size of one read, and the buffer that an idle connection keeps.
+const READ_CHUNK_BYTES: usize = 8 * 1024;
 
-/// Splits a stream into lines. Memory follows what has arrived: the buffer doubles as a long line comes
-/// in, never past the limit, and is given back after it.
-pub(crate) struct Lines<R> {
+/// Splits a stream into lines. Memory follows what has arrived: the buffer doubles while a long line comes
+/// in, never past the limit, and shrinks again after it.
+pub(crate) struct LineSplitter<R> {
     io: R,
     buffer: Vec<u8>,
     /// Where the unread part begins.
@@ -19,7 +19,7 @@ pub(crate) struct Lines<R> {
     limit: usize,
 }
 
-impl<R: AsyncRead + Unpin> Lines<R> {
+impl<R: AsyncRead + Unpin> LineSplitter<R> {
     pub(crate) fn new(io: R, limit: usize) -> Self {
         Self {
             io,
@@ -31,27 +31,27 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 
     /// The next line without its newline, valid until the next call. A last line without newline is
-    /// dropped: it may be half a message. Safe to drop between reads: no byte is lost.
-    pub(crate) async fn next(&mut self) -> Result<&[u8], Closed> {
+    /// dropped: it may be half a message. Cancel-safe: no byte is lost when the future is dropped.
+    pub(crate) async fn next(&mut self) -> Result<&[u8], CloseReason> {
         let end = loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched..]) {
                 break self.searched + at;
             }
             self.searched = self.buffer.len();
             if self.searched - self.start > self.limit {
-                return Err(Closed::LineTooLong(self.limit));
+                return Err(CloseReason::LineTooLong(self.limit));
             }
             self.make_room();
             match self.io.read_buf(&mut self.buffer).await {
-                Ok(0) => return Err(Closed::ByPeer),
+                Ok(0) => return Err(CloseReason::ByPeer),
                 Ok(_) => {}
-                Err(why) if gone(why.kind()) => return Err(Closed::ByPeer),
-                Err(why) => return Err(Closed::Broken(why.to_string())),
+                Err(why) if is_disconnect(why.kind()) => return Err(CloseReason::ByPeer),
+                Err(why) => return Err(CloseReason::Broken(why.to_string())),
             }
         };
         let line = self.start..end;
         if line.len() > self.limit {
-            return Err(Closed::LineTooLong(self.limit));
+            return Err(CloseReason::LineTooLong(self.limit));
         }
         self.start = end + 1;
         self.searched = self.start;
@@ -66,18 +66,19 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             self.buffer.truncate(unread);
             (self.start, self.searched) = (0, unread);
         }
-        if unread < CHUNK && self.buffer.capacity() > 4 * CHUNK {
-            self.buffer.shrink_to(CHUNK);
+        if unread < READ_CHUNK_BYTES && self.buffer.capacity() > 4 * READ_CHUNK_BYTES {
+            self.buffer.shrink_to(READ_CHUNK_BYTES);
         }
         if self.buffer.capacity() == unread {
             // One byte past the limit is enough to know that a line is too long.
             let most = (self.limit + 1).saturating_sub(unread).max(1);
-            self.buffer.reserve_exact(unread.max(CHUNK).min(most));
+            self.buffer.reserve_exact(unread.max(READ_CHUNK_BYTES).min(most));
         }
     }
 }
 
-pub(crate) fn gone(kind: std::io::ErrorKind) -> bool {
+/// Whether an I/O error means that the other side closed the connection.
+pub(crate) fn is_disconnect(kind: std::io::ErrorKind) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(
         kind,
@@ -97,15 +98,15 @@ mod tests {
     use proptest::prelude::*;
     use tokio::io::ReadBuf;
 
-    /// Gives its bytes in pieces of the sizes it is told.
-    struct Pieces {
+    /// A reader that returns its bytes in chunks of the given sizes.
+    struct ChunkedReader {
         bytes: Vec<u8>,
         at: usize,
         sizes: Vec<usize>,
         next: usize,
     }
 
-    impl AsyncRead for Pieces {
+    impl AsyncRead for ChunkedReader {
         fn poll_read(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -120,9 +121,9 @@ mod tests {
         }
     }
 
-    fn split(bytes: Vec<u8>, sizes: Vec<usize>, limit: usize) -> (Vec<Vec<u8>>, Closed) {
-        let mut lines = Lines::new(
-            Pieces {
+    fn split(bytes: Vec<u8>, sizes: Vec<usize>, limit: usize) -> (Vec<Vec<u8>>, CloseReason) {
+        let mut lines = LineSplitter::new(
+            ChunkedReader {
                 bytes,
                 at: 0,
                 sizes,
@@ -137,7 +138,7 @@ mod tests {
                 Err(why) => return (found, why),
             }
             assert!(
-                lines.buffer.capacity() <= limit + 1 + 2 * CHUNK,
+                lines.buffer.capacity() <= limit + 1 + 2 * READ_CHUNK_BYTES,
                 "the buffer outgrew the limit"
             );
         }
@@ -154,35 +155,38 @@ mod tests {
             let want = if lines.is_empty() { vec![vec![]] } else { lines };
             let (found, why) = split(bytes, sizes, 60);
             prop_assert_eq!(found, want);
-            prop_assert_eq!(why, Closed::ByPeer);
+            prop_assert_eq!(why, CloseReason::ByPeer);
         }
     }
 
     #[test]
     fn a_line_as_long_as_the_limit_passes_and_one_byte_more_does_not() {
-        for sizes in [vec![1_000_000], vec![7], vec![CHUNK]] {
+        for sizes in [vec![1_000_000], vec![7], vec![READ_CHUNK_BYTES]] {
             let fits = [vec![b'x'; 50_000], vec![b'\n']].concat();
             assert_eq!(
                 split(fits.clone(), sizes.clone(), 50_000).0,
                 vec![vec![b'x'; 50_000]]
             );
-            assert_eq!(split(fits, sizes, 49_999), (vec![], Closed::LineTooLong(49_999)));
+            assert_eq!(
+                split(fits, sizes, 49_999),
+                (vec![], CloseReason::LineTooLong(49_999))
+            );
         }
     }
 
     #[test]
     fn a_line_without_end_is_cut_off_at_the_limit() {
-        let mut lines = Lines::new(tokio::io::repeat(b'x'), 100_000);
+        let mut lines = LineSplitter::new(tokio::io::repeat(b'x'), 100_000);
         let why = lines.next().now_or_never().unwrap().map(<[u8]>::to_vec);
-        assert_eq!(why, Err(Closed::LineTooLong(100_000)));
+        assert_eq!(why, Err(CloseReason::LineTooLong(100_000)));
         assert!(lines.buffer.capacity() <= 100_001);
     }
 
     #[test]
     fn memory_of_a_long_line_is_given_back() {
         let long = [vec![b'x'; 1_000_000], b"\nshort\n".to_vec()].concat();
-        let mut lines = Lines::new(
-            Pieces {
+        let mut lines = LineSplitter::new(
+            ChunkedReader {
                 bytes: long,
                 at: 0,
                 sizes: vec![4096],
@@ -190,12 +194,13 @@ mod tests {
             },
             2_000_000,
         );
-        let take = |lines: &mut Lines<Pieces>| lines.next().now_or_never().unwrap().map(<[u8]>::len);
+        let take =
+            |lines: &mut LineSplitter<ChunkedReader>| lines.next().now_or_never().unwrap().map(<[u8]>::len);
         assert_eq!(take(&mut lines), Ok(1_000_000));
         assert_eq!(take(&mut lines), Ok(5));
-        assert_eq!(take(&mut lines), Err(Closed::ByPeer));
+        assert_eq!(take(&mut lines), Err(CloseReason::ByPeer));
         assert!(
-            lines.buffer.capacity() <= 4 * CHUNK,
+            lines.buffer.capacity() <= 4 * READ_CHUNK_BYTES,
             "{}",
             lines.buffer.capacity()
         );
@@ -205,7 +210,7 @@ mod tests {
     fn half_a_line_at_the_end_is_dropped() {
         assert_eq!(
             split(b"one\ntwo".to_vec(), vec![2], 10),
-            (vec![b"one".to_vec()], Closed::ByPeer)
+            (vec![b"one".to_vec()], CloseReason::ByPeer)
         );
     }
 }

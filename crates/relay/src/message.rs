@@ -1,7 +1,7 @@
-//! A line as a message, and back. Pure functions.
+//! Parses a line into a JSON-RPC message and encodes a message into a line. Pure functions.
 //!
-//! Parsing looks at the envelope alone ([`RawValue`] fields borrowed from the line). Params and results stay
-//! text: whoever gets them may hand them on as they are, or read them in a task of their own.
+//! The reader parses only the envelope ([`RawValue`] fields borrowed from the line). Params and results stay
+//! text, so that a handler can pass them on unparsed, or parse them in its own task rather than in the reader.
 
 use std::fmt;
 
@@ -14,76 +14,76 @@ use serde_json::{Number, Value, value::RawValue};
 
 use crate::{CallError, error::rpc_error};
 
-/// Longest id in text form. An id is kept for as long as its request runs.
-pub const MAX_ID: usize = 1024;
+/// Maximum length of an id in JSON text, in bytes: an id is kept in memory for as long as its request runs.
+pub const MAX_ID_BYTES: usize = 1024;
 
-/// A request's id: a number or a string. Null is none.
+/// A request's id: a number or a string. `null` is not a valid id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Id {
+pub enum RpcId {
     /// A number.
     Number(Number),
     /// A string.
     Text(Box<str>),
 }
 
-impl From<u64> for Id {
+impl From<u64> for RpcId {
     fn from(id: u64) -> Self {
-        Id::Number(id.into())
+        RpcId::Number(id.into())
     }
 }
 
-impl fmt::Display for Id {
+impl fmt::Display for RpcId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Id::Number(number) => number.fmt(f),
-            Id::Text(text) => fmt::Debug::fmt(text, f),
+            RpcId::Number(number) => number.fmt(f),
+            RpcId::Text(text) => fmt::Debug::fmt(text, f),
         }
     }
 }
 
-/// One message.
+/// One JSON-RPC message with its params or result parsed.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Message {
-    /// Wants an answer.
+pub enum RpcMessage {
+    /// A call that expects an answer.
     Request {
-        /// Names the answer.
-        id: Id,
-        /// What to do.
+        /// The id its answer will carry.
+        id: RpcId,
+        /// The method's name.
         method: String,
-        /// With what; null when absent.
+        /// The params; null when absent.
         params: Value,
     },
-    /// Wants none.
+    /// A message without an id, which is not answered.
     Notification {
-        /// What happened.
+        /// The method's name.
         method: String,
-        /// To what; null when absent.
+        /// The params; null when absent.
         params: Value,
     },
-    /// An answer. It is never answered itself, however odd it is: two peers must not trade errors for
-    /// ever.
+    /// An answer. It is never answered itself, however malformed: otherwise two peers could exchange errors
+    /// without end.
     Response {
-        /// Of which request; `None` when the other side could not tell.
-        id: Option<Id>,
-        /// How it went.
+        /// The request it answers; `None` when the other side could not read the id.
+        id: Option<RpcId>,
+        /// The result or the error.
         outcome: Result<Value, AnswerError>,
     },
 }
 
-/// What a response says when it is no result.
+/// The outcome of a response that carries no result.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnswerError {
     /// An error object.
     Remote(RpcError),
-    /// Something that is neither result nor error.
+    /// Neither a result nor a valid error object.
     Malformed(String),
 }
 
-/// A line as the reader takes it: a request's params and a response's result are not looked into.
-pub(crate) enum Incoming<'a> {
+/// A parsed line whose request params or response result are still JSON text.
+pub(crate) enum IncomingMessage<'a> {
     Request {
-        id: Id,
+        id: RpcId,
         method: String,
         params: Option<&'a RawValue>,
     },
@@ -92,23 +92,24 @@ pub(crate) enum Incoming<'a> {
         params: Value,
     },
     Response {
-        id: Option<Id>,
+        id: Option<RpcId>,
         outcome: Result<&'a RawValue, AnswerError>,
     },
 }
 
-/// A line that is no message, and what to answer.
+/// A line that is not a valid message, with the error to answer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Refused {
+pub struct RejectedLine {
     /// The id, if one could be read.
-    pub id: Option<Id>,
-    /// What to say.
+    pub id: Option<RpcId>,
+    /// The error to send.
     pub error: Box<RpcError>,
 }
 
-/// The envelope. Unknown fields are ignored: our own notifications carry `type` beside `method`.
+/// The top-level fields of a message. Unknown fields are ignored: our own notifications carry `type` beside
+/// `method`.
 #[derive(Deserialize)]
-struct Envelope<'a> {
+struct RpcEnvelope<'a> {
     #[serde(borrow, default, deserialize_with = "present")]
     jsonrpc: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "present")]
@@ -123,31 +124,31 @@ struct Envelope<'a> {
     error: Option<&'a RawValue>,
 }
 
-/// `null` is present; a plain `Option` would make it absent.
+/// Deserializes a field so that `null` counts as present; a plain `Option` would make it absent.
 fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(d).map(Some)
 }
 
-/// Reads one line, its newline removed.
-pub fn parse_line(line: &[u8]) -> Result<Message, Refused> {
-    Ok(match read_line(line)? {
-        Incoming::Request { id, method, params } => match params_value(params) {
-            Ok(params) => Message::Request { id, method, params },
-            Err(error) => return Err(Refused { id: Some(id), error }),
+/// Parses one line, its newline removed.
+pub fn parse_line(line: &[u8]) -> Result<RpcMessage, RejectedLine> {
+    Ok(match parse_envelope(line)? {
+        IncomingMessage::Request { id, method, params } => match params_value(params) {
+            Ok(params) => RpcMessage::Request { id, method, params },
+            Err(error) => return Err(RejectedLine { id: Some(id), error }),
         },
-        Incoming::Notification { method, params } => Message::Notification { method, params },
-        Incoming::Response { id, outcome } => Message::Response {
+        IncomingMessage::Notification { method, params } => RpcMessage::Notification { method, params },
+        IncomingMessage::Response { id, outcome } => RpcMessage::Response {
             id,
             outcome: outcome.and_then(|raw| serde_json::from_str(raw.get()).map_err(malformed)),
         },
     })
 }
 
-/// Reads one line, its newline removed, and leaves a request's params and a response's result as text.
-pub(crate) fn read_line(line: &[u8]) -> Result<Incoming<'_>, Refused> {
+/// Parses one line, its newline removed, and leaves a request's params and a response's result as text.
+pub(crate) fn parse_envelope(line: &[u8]) -> Result<IncomingMessage<'_>, RejectedLine> {
     let text = std::str::from_utf8(line).map_err(|e| bad_json(format!("not UTF-8: {e}")))?;
-    let envelope: Envelope<'_> = serde_json::from_str(text).map_err(|why| {
-        // A wrong shape stops the parser before the end of the line, so what comes after is still unread.
+    let envelope: RpcEnvelope<'_> = serde_json::from_str(text).map_err(|why| {
+        // A wrong shape stops the parser before the end of the line, so the rest may still be invalid JSON.
         match serde_json::from_str::<IgnoredAny>(text) {
             Err(why) => bad_json(format!("not JSON: {why}")),
             Ok(_) if text.trim_start().starts_with('[') => {
@@ -159,8 +160,8 @@ pub(crate) fn read_line(line: &[u8]) -> Result<Incoming<'_>, Refused> {
     let id = envelope.id.map(|raw| parse_id(raw.get()));
     let Some(method) = envelope.method else {
         return match envelope.result.is_some() || envelope.error.is_some() {
-            true => Ok(Incoming::Response {
-                outcome: outcome(&envelope),
+            true => Ok(IncomingMessage::Response {
+                outcome: response_outcome(&envelope),
                 id: id.and_then(Result::ok),
             }),
             false => Err(not_a_request(id.and_then(Result::ok), "a request needs a method")),
@@ -174,17 +175,17 @@ pub(crate) fn read_line(line: &[u8]) -> Result<Incoming<'_>, Refused> {
         return Err(not_a_request(id, "method must be a string"));
     };
     let Some(id) = id else {
-        let params = params_value(envelope.params).map_err(|error| Refused { id: None, error })?;
-        return Ok(Incoming::Notification { method, params });
+        let params = params_value(envelope.params).map_err(|error| RejectedLine { id: None, error })?;
+        return Ok(IncomingMessage::Notification { method, params });
     };
     let params = envelope.params;
-    Ok(Incoming::Request { id, method, params })
+    Ok(IncomingMessage::Request { id, method, params })
 }
 
 /// Params as a value; null when absent.
 pub(crate) fn params_value(params: Option<&RawValue>) -> Result<Value, Box<RpcError>> {
     let read = params.map(|raw| serde_json::from_str(raw.get())).transpose();
-    // Valid JSON by now: what is left is nesting deeper, or a number larger, than we take.
+    // The envelope was valid JSON: the remaining causes are too deep a nesting and too large a number.
     let refused = |why| {
         rpc_error(
             INVALID_PARAMS,
@@ -198,21 +199,21 @@ pub(crate) fn params_value(params: Option<&RawValue>) -> Result<Value, Box<RpcEr
     }
 }
 
-fn parse_id(raw: &str) -> Result<Id, &'static str> {
+fn parse_id(raw: &str) -> Result<RpcId, &'static str> {
     if raw == "null" {
         return Err("id must not be null; leave it out to notify");
     }
-    if raw.len() > MAX_ID {
+    if raw.len() > MAX_ID_BYTES {
         return Err("id is too long");
     }
-    // Our own ids come back as they went out.
+    // The common case without serde: answers to our own calls carry the integers we sent.
     if let Ok(number) = raw.parse::<u64>() {
         return Ok(number.into());
     }
     serde_json::from_str(raw).map_err(|_| "id must be a number or a string")
 }
 
-fn outcome<'a>(envelope: &Envelope<'a>) -> Result<&'a RawValue, AnswerError> {
+fn response_outcome<'a>(envelope: &RpcEnvelope<'a>) -> Result<&'a RawValue, AnswerError> {
     match (envelope.result, envelope.error) {
         (Some(result), None) => Ok(result),
         // Some libraries send both fields always, one of them null.
@@ -229,35 +230,37 @@ fn malformed(why: impl fmt::Display) -> AnswerError {
     AnswerError::Malformed(why.to_string())
 }
 
-fn bad_json(why: String) -> Refused {
-    Refused {
+fn bad_json(why: String) -> RejectedLine {
+    RejectedLine {
         id: None,
         error: Box::new(rpc_error(PARSE_ERROR, ErrorCode::InvalidArgument, why)),
     }
 }
 
-fn not_a_request(id: Option<Id>, why: &str) -> Refused {
-    Refused {
+fn not_a_request(id: Option<RpcId>, why: &str) -> RejectedLine {
+    RejectedLine {
         id,
         error: Box::new(rpc_error(INVALID_REQUEST, ErrorCode::InvalidArgument, why)),
     }
 }
 
-impl Message {
+impl RpcMessage {
     /// The message as a line, newline included, unless it is longer than `limit`.
     pub fn to_line(&self, limit: usize) -> Result<Vec<u8>, CallError> {
         match self {
-            Message::Request { id, method, params } => request_line(id, method, unless_null(params), limit),
-            Message::Notification { method, params } => notification_line(method, params, limit),
-            Message::Response {
+            RpcMessage::Request { id, method, params } => {
+                request_line(id, method, unless_null(params), limit)
+            }
+            RpcMessage::Notification { method, params } => notification_line(method, params, limit),
+            RpcMessage::Response {
                 id,
                 outcome: Ok(result),
             } => result_line(id.as_ref(), result, limit),
-            Message::Response {
+            RpcMessage::Response {
                 id,
                 outcome: Err(AnswerError::Remote(error)),
             } => error_line(id.as_ref(), error, limit),
-            Message::Response {
+            RpcMessage::Response {
                 outcome: Err(AnswerError::Malformed(why)),
                 ..
             } => Err(CallError::BadAnswer(why.clone())),
@@ -265,11 +268,12 @@ impl Message {
     }
 }
 
+/// A message as it is serialized; absent fields are left out.
 #[derive(Serialize)]
-struct Out<'a, P: ?Sized = Value> {
+struct OutgoingMessage<'a, P: ?Sized = Value> {
     jsonrpc: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<Option<&'a Id>>,
+    id: Option<Option<&'a RpcId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     method: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -280,7 +284,7 @@ struct Out<'a, P: ?Sized = Value> {
     error: Option<&'a RpcError>,
 }
 
-const OUT: Out<'static> = Out {
+const EMPTY_MESSAGE: OutgoingMessage<'static> = OutgoingMessage {
     jsonrpc: "2.0",
     id: None,
     method: None,
@@ -290,14 +294,14 @@ const OUT: Out<'static> = Out {
 };
 
 pub(crate) fn request_line<P: Serialize + ?Sized>(
-    id: &Id,
+    id: &RpcId,
     method: &str,
     params: Option<&P>,
     limit: usize,
 ) -> Result<Vec<u8>, CallError> {
-    line(
-        &Out {
-            jsonrpc: OUT.jsonrpc,
+    encode_line(
+        &OutgoingMessage {
+            jsonrpc: EMPTY_MESSAGE.jsonrpc,
             id: Some(Some(id)),
             method: Some(method),
             params,
@@ -308,30 +312,30 @@ pub(crate) fn request_line<P: Serialize + ?Sized>(
     )
 }
 
-/// Params that are null are left out.
+/// The params to send: null ones are left out of the message.
 pub(crate) fn unless_null(params: &Value) -> Option<&Value> {
     Some(params).filter(|params| !params.is_null())
 }
 
 pub(crate) fn notification_line(method: &str, params: &Value, limit: usize) -> Result<Vec<u8>, CallError> {
-    line(
-        &Out {
+    encode_line(
+        &OutgoingMessage {
             method: Some(method),
             params: unless_null(params),
-            ..OUT
+            ..EMPTY_MESSAGE
         },
         limit,
     )
 }
 
 pub(crate) fn result_line<P: Serialize + ?Sized>(
-    id: Option<&Id>,
+    id: Option<&RpcId>,
     result: &P,
     limit: usize,
 ) -> Result<Vec<u8>, CallError> {
-    line(
-        &Out {
-            jsonrpc: OUT.jsonrpc,
+    encode_line(
+        &OutgoingMessage {
+            jsonrpc: EMPTY_MESSAGE.jsonrpc,
             id: Some(id),
             method: None,
             params: None,
@@ -342,23 +346,23 @@ pub(crate) fn result_line<P: Serialize + ?Sized>(
     )
 }
 
-pub(crate) fn error_line(id: Option<&Id>, error: &RpcError, limit: usize) -> Result<Vec<u8>, CallError> {
-    line(
-        &Out {
+pub(crate) fn error_line(id: Option<&RpcId>, error: &RpcError, limit: usize) -> Result<Vec<u8>, CallError> {
+    encode_line(
+        &OutgoingMessage {
             id: Some(id),
             error: Some(error),
-            ..OUT
+            ..EMPTY_MESSAGE
         },
         limit,
     )
 }
 
-/// Any value as a line.
-pub(crate) fn line(value: &impl Serialize, limit: usize) -> Result<Vec<u8>, CallError> {
+/// Encodes any value as a line, newline included.
+pub(crate) fn encode_line(value: &impl Serialize, limit: usize) -> Result<Vec<u8>, CallError> {
     // JSON as serde writes it holds no raw newline: strings escape it.
     let mut line = serde_json::to_vec(value).map_err(|e| CallError::BadAnswer(e.to_string()))?;
     if line.len() > limit {
-        return Err(CallError::TooLong(limit));
+        return Err(CallError::MessageTooLong(limit));
     }
     line.push(b'\n');
     Ok(line)
@@ -370,7 +374,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn refused(line: &str) -> (Option<Id>, i64) {
+    fn refused(line: &str) -> (Option<RpcId>, i64) {
         let refused = parse_line(line.as_bytes()).unwrap_err();
         (refused.id, refused.error.code)
     }
@@ -417,7 +421,7 @@ mod tests {
         }
         let long = format!(
             r#"{{"jsonrpc":"2.0","id":"{}","method":"x"}}"#,
-            "i".repeat(MAX_ID)
+            "i".repeat(MAX_ID_BYTES)
         );
         assert_eq!(refused(&long), (None, INVALID_REQUEST));
     }
@@ -441,14 +445,14 @@ mod tests {
             r#"{"id":1,"result":1,"error":{}}"#,
         ] {
             assert!(
-                matches!(parse_line(odd.as_bytes()), Ok(Message::Response { .. })),
+                matches!(parse_line(odd.as_bytes()), Ok(RpcMessage::Response { .. })),
                 "{odd}"
             );
         }
         let both = parse_line(br#"{"id":1,"result":{"a":1},"error":null}"#).unwrap();
         assert_eq!(
             both,
-            Message::Response {
+            RpcMessage::Response {
                 id: Some(1.into()),
                 outcome: Ok(json!({"a":1}))
             }
@@ -456,7 +460,7 @@ mod tests {
         let null = parse_line(br#"{"jsonrpc":"2.0","id":1,"result":null}"#).unwrap();
         assert_eq!(
             null,
-            Message::Response {
+            RpcMessage::Response {
                 id: Some(1.into()),
                 outcome: Ok(Value::Null)
             }
@@ -465,11 +469,11 @@ mod tests {
 
     #[test]
     fn a_line_longer_than_the_limit_is_not_made() {
-        let message = Message::Notification {
+        let message = RpcMessage::Notification {
             method: "x".into(),
             params: json!({"a": "b".repeat(100)}),
         };
-        assert_eq!(message.to_line(100), Err(CallError::TooLong(100)));
+        assert_eq!(message.to_line(100), Err(CallError::MessageTooLong(100)));
     }
 
     fn json_value() -> impl Strategy<Value = Value> {
@@ -489,23 +493,24 @@ mod tests {
         })
     }
 
-    fn id() -> impl Strategy<Value = Id> {
+    fn id() -> impl Strategy<Value = RpcId> {
         prop_oneof![
-            any::<i64>().prop_map(|n| Id::Number(n.into())),
-            any::<u64>().prop_map(Id::from),
-            ".{0,20}".prop_map(|t| Id::Text(t.into())),
+            any::<i64>().prop_map(|n| RpcId::Number(n.into())),
+            any::<u64>().prop_map(RpcId::from),
+            ".{0,20}".prop_map(|t| RpcId::Text(t.into())),
         ]
     }
 
-    fn message() -> impl Strategy<Value = Message> {
+    fn message() -> impl Strategy<Value = RpcMessage> {
         prop_oneof![
-            (id(), ".{0,20}", json_value()).prop_map(|(id, method, params)| Message::Request {
+            (id(), ".{0,20}", json_value()).prop_map(|(id, method, params)| RpcMessage::Request {
                 id,
                 method,
                 params
             }),
-            (".{0,20}", json_value()).prop_map(|(method, params)| Message::Notification { method, params }),
-            (prop::option::of(id()), json_value()).prop_map(|(id, value)| Message::Response {
+            (".{0,20}", json_value())
+                .prop_map(|(method, params)| RpcMessage::Notification { method, params }),
+            (prop::option::of(id()), json_value()).prop_map(|(id, value)| RpcMessage::Response {
                 id,
                 outcome: Ok(value)
             }),
@@ -518,7 +523,7 @@ mod tests {
                 .prop_map(|(id, code, message, data)| {
                     let data = data.filter(|d| !d.is_null());
                     let error = RpcError { code, message, data };
-                    Message::Response {
+                    RpcMessage::Response {
                         id,
                         outcome: Err(AnswerError::Remote(error)),
                     }

@@ -1,4 +1,4 @@
-//! One connection: its two tasks, and what users of the crate hold.
+//! One connection: its reading and writing tasks, and the [`RpcPeer`] handle that users of the crate hold.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -23,32 +23,32 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    CallError, CallOptions, Closed, Id, Limits, Progress, Refused, RequestContext,
-    calls::{Answer, Calls},
+    CallError, CallOptions, CloseReason, PeerLimits, ProgressReport, RejectedLine, RequestContext, RpcId,
+    calls::{PendingCalls, RawAnswer},
     error::{method_not_found, rpc_error},
-    lines::Lines,
+    lines::LineSplitter,
     message::{
-        AnswerError, Incoming, error_line, line, notification_line, params_value, read_line, request_line,
-        unless_null,
+        AnswerError, IncomingMessage, encode_line, error_line, notification_line, params_value,
+        parse_envelope, request_line, unless_null,
     },
-    queue::{Outbox, Queue, queue},
-    quiet,
-    serving::{NotServed, Serving},
+    queue::{LineQueue, QueueWriter, queue},
+    serving::{InFlightRequests, RequestRefusal},
+    unix_stream,
 };
 
-/// What this side does for the other.
+/// Serves the other side's requests and notifications.
 #[async_trait]
-pub trait Handler: Send + Sync + 'static {
+pub trait PeerHandler: Send + Sync + 'static {
     /// Runs before the first line is read: what is sent here reaches the other side before any answer.
-    /// Keep it short; the other side is not heard meanwhile.
-    async fn connected(&self, peer: &Peer) {
+    /// Keep it short; nothing is read from the connection until it returns.
+    async fn connected(&self, peer: &RpcPeer) {
         let _ = peer;
     }
 
-    /// A request as the text it came as, answered with the text to send. One who wants values leaves this
-    /// alone and has [`Handler::request`]. Many run at once, each in its own task. When `context.cancel` fires
-    /// nobody waits for the answer any longer: end soon, but in order; the future itself is never dropped
-    /// half-way.
+    /// Serves a request whose params and result are JSON text. The default parses the params and calls
+    /// [`PeerHandler::request`]; implement one of the two. Many run at once, each in its own task. When
+    /// `context.cancel` is cancelled nobody waits for the answer any longer: clean up and return soon. The future
+    /// itself is never dropped before it is done.
     async fn request_raw(
         &self,
         method: &str,
@@ -60,46 +60,50 @@ pub trait Handler: Send + Sync + 'static {
         to_raw_value(&answer).map_err(|why| RpcError::from(&oubliette_protocol::Error::internal(why)))
     }
 
-    /// A request whose params are read.
+    /// Serves a request with parsed params.
     async fn request(&self, method: &str, params: Value, context: RequestContext) -> Result<Value, RpcError> {
         let _ = (params, context);
         Err(method_not_found(method))
     }
 
-    /// A notification. Runs on the reader, in the order the lines came and before any answer that
+    /// Takes a notification. Runs on the reader's task, in the order of the lines and before any answer that
     /// follows it is delivered; so it must not block. Spawn what takes time.
-    fn notification(&self, method: &str, params: Value, peer: &Peer) {
+    fn notification(&self, method: &str, params: Value, peer: &RpcPeer) {
         let _ = (method, params, peer);
     }
 }
 
 /// One end of a connection. Cheap to clone; the connection lives until either side closes it.
 #[derive(Clone)]
-pub struct Peer(Arc<Shared>);
+pub struct RpcPeer(Arc<PeerShared>);
 
-struct Shared {
-    limits: Limits,
-    queue: Queue,
-    calls: Calls,
-    serving: Serving,
-    closed: OnceLock<Closed>,
+struct PeerShared {
+    limits: PeerLimits,
+    queue: LineQueue,
+    calls: PendingCalls,
+    serving: InFlightRequests,
+    closed: OnceLock<CloseReason>,
     stop: CancellationToken,
 }
 
-impl std::fmt::Debug for Peer {
+impl std::fmt::Debug for RpcPeer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Peer")
-            .field("waiting", &self.waiting())
+        f.debug_struct("RpcPeer")
+            .field("pending_calls", &self.pending_calls())
             .field("in_flight", &self.in_flight())
             .field("closed", &self.0.closed.get())
             .finish()
     }
 }
 
-impl Peer {
-    /// Starts a connection's tasks. The handle ends when the connection has and every request it brought
-    /// has been worked off; it says why the connection ended. Dropping it changes nothing.
-    pub fn spawn<S>(io: S, handler: Arc<dyn Handler>, limits: Limits) -> (Peer, JoinHandle<Closed>)
+impl RpcPeer {
+    /// Starts a connection's tasks. The join handle completes when the connection has ended and every request
+    /// that arrived on it is done; its value says why the connection ended. Dropping it changes nothing.
+    pub fn spawn<S>(
+        io: S,
+        handler: Arc<dyn PeerHandler>,
+        limits: PeerLimits,
+    ) -> (RpcPeer, JoinHandle<CloseReason>)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
@@ -107,87 +111,92 @@ impl Peer {
         Self::spawn_halves(read, write, handler, limits)
     }
 
-    /// The same over a Unix stream, which costs fewer wake-ups so.
+    /// Like [`RpcPeer::spawn`], over a Unix stream and with fewer wake-ups (see the `unix_stream` module).
     pub fn spawn_unix(
         stream: tokio::net::UnixStream,
-        handler: Arc<dyn Handler>,
-        limits: Limits,
-    ) -> std::io::Result<(Peer, JoinHandle<Closed>)> {
-        let (read, write) = quiet::halves(stream)?;
+        handler: Arc<dyn PeerHandler>,
+        limits: PeerLimits,
+    ) -> std::io::Result<(RpcPeer, JoinHandle<CloseReason>)> {
+        let (read, write) = unix_stream::split(stream)?;
         Ok(Self::spawn_halves(read, write, handler, limits))
     }
 
-    /// The same over two streams, one a direction.
+    /// Starts a connection over two streams, one for each direction.
     fn spawn_halves<R, W>(
         read: R,
         write: W,
-        handler: Arc<dyn Handler>,
-        limits: Limits,
-    ) -> (Peer, JoinHandle<Closed>)
+        handler: Arc<dyn PeerHandler>,
+        limits: PeerLimits,
+    ) -> (RpcPeer, JoinHandle<CloseReason>)
     where
         R: AsyncRead + Send + 'static,
         W: AsyncWrite + Send + 'static,
     {
-        let (queue, outbox) = queue(limits.queue);
-        let peer = Peer(Arc::new(Shared {
+        let (queue, queue_writer) = queue(limits.max_queue_bytes);
+        let peer = RpcPeer(Arc::new(PeerShared {
             limits,
             queue,
-            calls: Calls::new(limits.waiting),
-            serving: Serving::new(limits.in_flight),
+            calls: PendingCalls::new(limits.max_pending_calls),
+            serving: InFlightRequests::new(limits.max_in_flight),
             closed: OnceLock::new(),
             stop: CancellationToken::new(),
         }));
-        let handle = tokio::spawn(peer.clone().run(read, write, handler, outbox));
+        let handle = tokio::spawn(peer.clone().run(read, write, handler, queue_writer));
         (peer, handle)
     }
 
-    /// Calls the other side. Dropping the future gives up on the call and tells the other side.
+    /// Calls the other side. Dropping the future cancels the call on both sides.
     pub async fn call(&self, method: &str, params: Value) -> Result<Value, CallError> {
         self.call_with(method, params, CallOptions::default()).await
     }
 
-    /// The same with a timeout, a way to cancel, or an ear for progress.
+    /// Calls the other side with a timeout, a cancellation token or a progress callback.
     pub async fn call_with(
         &self,
         method: &str,
         params: Value,
         options: CallOptions,
     ) -> Result<Value, CallError> {
-        let asked = self.open(method, unless_null(&params), options)?;
+        let prepared = self.prepare_request(method, unless_null(&params), options)?;
         drop(params);
-        let raw = asked.answer().await?;
+        let raw = prepared.send_and_wait().await?;
         serde_json::from_str(raw.get()).map_err(|why| CallError::BadAnswer(why.to_string()))
     }
 
-    /// The first half of a call with params of any kind, and the result as the text it came as: the params are
-    /// written down, and not needed afterwards.
-    pub fn ask<P>(&self, method: &str, params: &P, options: CallOptions) -> Result<Asked, CallError>
+    /// Encodes a call without sending it, so that the params need not live until the answer comes.
+    /// [`PreparedCall::send_and_wait`] then returns the result as JSON text.
+    pub fn prepare_call<P>(
+        &self,
+        method: &str,
+        params: &P,
+        options: CallOptions,
+    ) -> Result<PreparedCall, CallError>
     where
         P: Serialize + ?Sized,
     {
-        self.open(method, Some(params), options)
+        self.prepare_request(method, Some(params), options)
     }
 
-    fn open<P: Serialize + ?Sized>(
+    fn prepare_request<P: Serialize + ?Sized>(
         &self,
         method: &str,
         params: Option<&P>,
         options: CallOptions,
-    ) -> Result<Asked, CallError> {
+    ) -> Result<PreparedCall, CallError> {
         let CallOptions {
             timeout,
             cancel,
             on_progress,
         } = options;
-        let (id, answer) = self.0.calls.open(on_progress)?;
-        let open = Open {
+        let (id, answer) = self.0.calls.register(on_progress)?;
+        let guard = CallGuard {
             peer: self.clone(),
             id,
             sent: false,
         };
-        let line = request_line(&id.into(), method, params, self.0.limits.line)?;
-        Ok(Asked {
-            open,
+        let line = request_line(&id.into(), method, params, self.0.limits.max_line_bytes)?;
+        Ok(PreparedCall {
+            guard,
             line,
             answer,
             timeout,
@@ -195,35 +204,35 @@ impl Peer {
         })
     }
 
-    /// Tells the other side something, once there is room.
+    /// Sends a notification once there is space in the queue.
     pub async fn notify(&self, method: &str, params: Value) -> Result<(), CallError> {
-        let line = notification_line(method, &params, self.0.limits.line)?;
+        let line = notification_line(method, &params, self.0.limits.max_line_bytes)?;
         self.0
             .queue
             .send(line, None)
             .await
-            .map_err(|_| self.why_closed().into())
+            .map_err(|_| self.close_reason().into())
     }
 
-    /// Sends a whole message as it is, once there is room.
-    pub async fn notify_raw(&self, message: &Value) -> Result<(), CallError> {
-        let line = line(message, self.0.limits.line)?;
+    /// Sends a complete message as it is, once there is space in the queue.
+    pub async fn send_raw(&self, message: &Value) -> Result<(), CallError> {
+        let line = encode_line(message, self.0.limits.max_line_bytes)?;
         self.0
             .queue
             .send(line, None)
             .await
-            .map_err(|_| self.why_closed().into())
+            .map_err(|_| self.close_reason().into())
     }
 
-    /// Ends the connection: what is queued is still written, calls that wait fail.
+    /// Ends the connection: queued lines are still written, pending calls fail.
     pub fn close(&self) {
-        self.end(Closed::ByUs);
+        self.shut_down(CloseReason::ByUs);
     }
 
-    /// Waits for the connection to end, and says why it did.
-    pub async fn closed(&self) -> Closed {
+    /// Waits until the connection has ended; returns why.
+    pub async fn wait_closed(&self) -> CloseReason {
         self.0.stop.cancelled().await;
-        self.why_closed()
+        self.close_reason()
     }
 
     /// Whether the connection has ended.
@@ -232,17 +241,17 @@ impl Peer {
     }
 
     /// How many of our calls wait for an answer.
-    pub fn waiting(&self) -> usize {
+    pub fn pending_calls(&self) -> usize {
         self.0.calls.len()
     }
 
-    /// How many of the other side's requests are being worked on.
+    /// How many of the other side's requests are in progress.
     pub fn in_flight(&self) -> usize {
         self.0.serving.len()
     }
 
-    /// Whether others than the one that is about to be written are under way.
-    pub(crate) fn crowded(&self) -> bool {
+    /// Whether any request or call is open besides the one whose line is about to be written.
+    pub(crate) fn has_other_work(&self) -> bool {
         self.0.serving.len() > 0 || self.0.calls.len() > 1
     }
 
@@ -250,32 +259,39 @@ impl Peer {
         &self.0.stop
     }
 
-    pub(crate) fn limits(&self) -> &Limits {
+    pub(crate) fn limits(&self) -> &PeerLimits {
         &self.0.limits
     }
 
-    pub(crate) fn queue(&self) -> &Queue {
+    pub(crate) fn queue(&self) -> &LineQueue {
         &self.0.queue
     }
 
-    pub(crate) fn serving(&self) -> &Serving {
+    pub(crate) fn serving(&self) -> &InFlightRequests {
         &self.0.serving
     }
 
-    fn why_closed(&self) -> Closed {
-        self.0.closed.get().cloned().unwrap_or(Closed::ByUs)
+    fn close_reason(&self) -> CloseReason {
+        self.0.closed.get().cloned().unwrap_or(CloseReason::ByUs)
     }
 
-    /// The first reason stays. The order matters: the reason is set before anyone is woken to read it.
-    fn end(&self, why: Closed) {
+    /// Ends the connection; the first reason given is kept. It is set before anything is cancelled, because
+    /// the tasks woken by that read it.
+    fn shut_down(&self, why: CloseReason) {
         let _ = self.0.closed.set(why);
         self.0.stop.cancel();
         self.0.queue.close();
-        self.0.calls.close(&self.why_closed());
+        self.0.calls.close(&self.close_reason());
         self.0.serving.close();
     }
 
-    async fn run<R, W>(self, read: R, write: W, handler: Arc<dyn Handler>, outbox: Outbox) -> Closed
+    async fn run<R, W>(
+        self,
+        read: R,
+        write: W,
+        handler: Arc<dyn PeerHandler>,
+        queue_writer: QueueWriter,
+    ) -> CloseReason
     where
         R: AsyncRead + Send + 'static,
         W: AsyncWrite + Send + 'static,
@@ -284,26 +300,26 @@ impl Peer {
             let peer = self.clone();
             async move {
                 let write = std::pin::pin!(write);
-                if let Some(why) = outbox.run(write, &peer).await {
-                    peer.end(why);
+                if let Some(why) = queue_writer.run(write, &peer).await {
+                    peer.shut_down(why);
                 }
             }
         });
         let why = tokio::select! {
-            why = self.read(read, &handler) => why,
-            () = self.0.stop.cancelled() => self.why_closed(),
+            why = self.read_lines(read, &handler) => why,
+            () = self.0.stop.cancelled() => self.close_reason(),
         };
-        self.end(why);
-        // What is left: requests ending in order, then the last lines.
-        self.0.serving.drained().await;
+        self.shut_down(why);
+        // Wait for the cancelled requests, then for the writer to send the last lines.
+        self.0.serving.wait_drained().await;
         let _ = writer.await;
-        self.why_closed()
+        self.close_reason()
     }
 
-    async fn read<R: AsyncRead>(&self, read: R, handler: &Arc<dyn Handler>) -> Closed {
+    async fn read_lines<R: AsyncRead>(&self, read: R, handler: &Arc<dyn PeerHandler>) -> CloseReason {
         let read = std::pin::pin!(read);
         handler.connected(self).await;
-        let mut lines = Lines::new(read, self.0.limits.line);
+        let mut lines = LineSplitter::new(read, self.0.limits.max_line_bytes);
         loop {
             let line = match lines.next().await {
                 Ok(line) => line,
@@ -312,21 +328,21 @@ impl Peer {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            if let Err(why) = self.take(line, handler) {
+            if let Err(why) = self.handle_line(line, handler) {
                 return why;
             }
         }
     }
 
-    /// Acts on one line without ever waiting.
-    fn take(&self, line: &[u8], handler: &Arc<dyn Handler>) -> Result<(), Closed> {
-        match read_line(line) {
-            Ok(Incoming::Request { id, method, params }) => {
+    /// Handles one line without waiting for anything.
+    fn handle_line(&self, line: &[u8], handler: &Arc<dyn PeerHandler>) -> Result<(), CloseReason> {
+        match parse_envelope(line) {
+            Ok(IncomingMessage::Request { id, method, params }) => {
                 match self.0.serving.start(self, handler, id.clone(), method, params) {
                     Ok(()) => Ok(()),
-                    Err(NotServed::TooMany(error)) => self.refuse(Some(&id), &error),
-                    // Answered without the id: with it, the answer would be taken for the first request's.
-                    Err(NotServed::Duplicate) => {
+                    Err(RequestRefusal::TooMany(error)) => self.refuse(Some(&id), &error),
+                    // Answered without the id: with it, the error would be taken for the first request's answer.
+                    Err(RequestRefusal::Duplicate) => {
                         let text = format!("a request with id {id} is already in flight");
                         self.refuse(
                             None,
@@ -335,11 +351,11 @@ impl Peer {
                     }
                 }
             }
-            Ok(Incoming::Notification { method, params }) => {
-                self.notified(&method, params, handler);
+            Ok(IncomingMessage::Notification { method, params }) => {
+                self.handle_notification(&method, params, handler);
                 Ok(())
             }
-            Ok(Incoming::Response {
+            Ok(IncomingMessage::Response {
                 id: Some(id),
                 outcome,
             }) => {
@@ -347,35 +363,38 @@ impl Peer {
                     AnswerError::Remote(error) => CallError::Remote(error),
                     AnswerError::Malformed(why) => CallError::BadAnswer(why),
                 });
-                self.0.calls.answered(&id, answer);
+                self.0.calls.complete(&id, answer);
                 Ok(())
             }
-            Ok(Incoming::Response { id: None, outcome }) => {
-                tracing::debug!(?outcome, "the other side could not read a line of ours");
+            Ok(IncomingMessage::Response { id: None, outcome }) => {
+                tracing::debug!(
+                    ?outcome,
+                    "received a response without an id: the other side could not parse a line of ours"
+                );
                 Ok(())
             }
-            Err(Refused { id, error }) => self.refuse(id.as_ref(), &error),
+            Err(RejectedLine { id, error }) => self.refuse(id.as_ref(), &error),
         }
     }
 
-    fn notified(&self, method: &str, params: Value, handler: &Arc<dyn Handler>) {
+    fn handle_notification(&self, method: &str, params: Value, handler: &Arc<dyn PeerHandler>) {
         #[derive(Deserialize)]
-        struct About {
-            id: Id,
+        struct IdParams {
+            id: RpcId,
         }
         match method {
             method::CANCEL => {
-                if let Ok(about) = About::deserialize(&params) {
-                    self.0.serving.cancel(&about.id);
+                if let Ok(target) = IdParams::deserialize(&params) {
+                    self.0.serving.cancel(&target.id);
                 }
             }
             method::PROGRESS => {
-                let about = About::deserialize(&params);
-                let taken = match (about, Progress::deserialize(&params)) {
-                    (Ok(about), Ok(progress)) => self.0.calls.reported(&about.id, &progress),
+                let target = IdParams::deserialize(&params);
+                let delivered = match (target, ProgressReport::deserialize(&params)) {
+                    (Ok(target), Ok(progress)) => self.0.calls.report_progress(&target.id, &progress),
                     _ => false,
                 };
-                if !taken {
+                if !delivered {
                     handler.notification(method, params, self);
                 }
             }
@@ -383,51 +402,51 @@ impl Peer {
         }
     }
 
-    fn refuse(&self, id: Option<&Id>, error: &RpcError) -> Result<(), Closed> {
+    fn refuse(&self, id: Option<&RpcId>, error: &RpcError) -> Result<(), CloseReason> {
         let Ok(line) = error_line(id, error, usize::MAX) else {
             return Ok(());
         };
-        match self.0.queue.send_now(line) > self.0.limits.refusals {
-            true => Err(Closed::NotReading),
+        match self.0.queue.send_now(line) > self.0.limits.max_refusal_bytes {
+            true => Err(CloseReason::NotReading),
             false => Ok(()),
         }
     }
 }
 
-/// A call that is written down. Dropping it gives the call up.
-pub struct Asked {
-    open: Open,
+/// An encoded call that is registered but not sent yet. Dropping it removes the call.
+pub struct PreparedCall {
+    guard: CallGuard,
     line: Vec<u8>,
-    answer: oneshot::Receiver<Answer>,
+    answer: oneshot::Receiver<RawAnswer>,
     timeout: Option<Duration>,
     cancel: Option<CancellationToken>,
 }
 
-impl std::fmt::Debug for Asked {
+impl std::fmt::Debug for PreparedCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Asked")
-            .field("id", &self.open.id)
+        f.debug_struct("PreparedCall")
+            .field("id", &self.guard.id)
             .finish_non_exhaustive()
     }
 }
 
-impl Asked {
-    /// Sends it and waits. Dropping the future gives up on the call and tells the other side.
-    pub async fn answer(self) -> Result<Box<RawValue>, CallError> {
+impl PreparedCall {
+    /// Sends the call and waits for its answer. Dropping the future cancels the call on both sides.
+    pub async fn send_and_wait(self) -> Result<Box<RawValue>, CallError> {
         let Self {
-            mut open,
+            mut guard,
             line,
             answer,
             timeout,
             cancel,
         } = self;
         let answered = async {
-            let sent = open.peer.0.queue.send(line, None).await;
-            sent.map_err(|_| open.peer.why_closed())?;
-            open.sent = true;
+            let sent = guard.peer.0.queue.send(line, None).await;
+            sent.map_err(|_| guard.peer.close_reason())?;
+            guard.sent = true;
             answer
                 .await
-                .unwrap_or_else(|_| Err(open.peer.why_closed().into()))
+                .unwrap_or_else(|_| Err(guard.peer.close_reason().into()))
         };
         let cancelled = async {
             match &cancel {
@@ -441,7 +460,7 @@ impl Asked {
                 None => std::future::pending().await,
             }
         };
-        // Biased: an answer that is there wins over a limit reached in the same instant.
+        // Biased: an answer that has arrived wins over a timeout or cancellation at the same instant.
         tokio::select! {
             biased;
             answer = answered => answer,
@@ -451,16 +470,16 @@ impl Asked {
     }
 }
 
-/// A call that is open; giving it up tells the other side.
-struct Open {
-    peer: Peer,
+/// Removes a pending call when dropped, and sends `cancel` if its request was sent and not answered.
+struct CallGuard {
+    peer: RpcPeer,
     id: u64,
     sent: bool,
 }
 
-impl Drop for Open {
+impl Drop for CallGuard {
     fn drop(&mut self) {
-        if self.peer.0.calls.forget(self.id) && self.sent {
+        if self.peer.0.calls.remove(self.id) && self.sent {
             let params = json!({ "id": self.id });
             if let Ok(line) = notification_line(method::CANCEL, &params, usize::MAX) {
                 self.peer.0.queue.send_now(line);

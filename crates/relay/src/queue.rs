@@ -1,17 +1,17 @@
-//! Lines on their way out.
+//! Lines waiting to be written to the connection.
 //!
 //! Three kinds of line, three rules, so that the reader never waits and memory stays bounded:
 //!
-//! - *Calls and notifications of this side* wait for room ([`Queue::send`]): whoever makes them can wait.
-//! - *Answers* to requests we accepted wait for room too, but in the request's own task, never in the
-//!   reader; their number is bounded by the requests in flight, whose slot they hold until they are
-//!   written.
-//! - *Refusals* and *cancels* come from places that cannot wait (the reader, a destructor). They are
-//!   small and jump the wait, counted in bytes; a side that provokes refusals without reading them is
-//!   hung up on.
+//! - *Calls and notifications of this side* wait for space ([`LineQueue::send`]) in the task that sends them.
+//! - *Answers* to requests we accepted wait for space too, but in the request's own task, never in the
+//!   reader; their number is bounded by the requests in flight, whose slot they hold until the writer
+//!   takes them.
+//! - *Refusals* and *cancels* come from places that cannot wait (the reader, a destructor). They are small
+//!   and are queued at once, counted in bytes; when the other side does not read its refusals and they exceed
+//!   [`PeerLimits::max_refusal_bytes`](crate::PeerLimits), the connection is closed.
 //!
-//! So each side's reader always reads on, each side's writer therefore always gets to write, and two
-//! peers that flood each other slow each other down without ever stopping.
+//! So each side's reader always reads on, each side's writer therefore can always write, and two peers that
+//! flood each other slow each other down without a deadlock.
 
 use std::{
     sync::{
@@ -26,129 +26,141 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
 };
 
-use crate::{Closed, Peer, lines::gone};
+use crate::{CloseReason, RpcPeer, lines::is_disconnect};
 
-/// How much is gathered into one write.
-const BATCH: usize = 64 * 1024;
-/// How long what is queued may take to be written once the connection is ending.
-const GRACE: Duration = Duration::from_secs(1);
+/// Lines are gathered into one write up to this many bytes.
+const MAX_BATCH_BYTES: usize = 64 * 1024;
+/// How long writing the queued lines, and then closing the stream, may each take once the connection is ending.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The sending half, shared by all of a connection's users.
-pub(crate) struct Queue {
-    lines: mpsc::UnboundedSender<Line>,
-    room: Arc<Semaphore>,
+/// The sending half of the queue, shared by all users of a connection.
+pub(crate) struct LineQueue {
+    lines: mpsc::UnboundedSender<QueuedLine>,
+    space: Arc<Semaphore>,
     capacity: usize,
-    /// Bytes queued that did not wait for room.
-    unroomed: Arc<AtomicUsize>,
+    /// Queued bytes that reserved no space: refusals and cancels.
+    unreserved_bytes: Arc<AtomicUsize>,
 }
 
-struct Line {
+struct QueuedLine {
     bytes: Vec<u8>,
-    /// Given back when the line is taken for writing.
-    room: Option<OwnedSemaphorePermit>,
-    /// The request's place among those in flight.
+    /// The reserved space, released when the line is taken for writing.
+    space: Option<OwnedSemaphorePermit>,
+    /// The in-flight slot of the request this line answers.
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-/// The receiving half.
-pub(crate) struct Outbox {
-    lines: mpsc::UnboundedReceiver<Line>,
-    unroomed: Arc<AtomicUsize>,
+/// The receiving half of the queue, which writes to the stream.
+pub(crate) struct QueueWriter {
+    lines: mpsc::UnboundedReceiver<QueuedLine>,
+    unreserved_bytes: Arc<AtomicUsize>,
 }
 
-pub(crate) fn queue(capacity: usize) -> (Queue, Outbox) {
+pub(crate) fn queue(capacity: usize) -> (LineQueue, QueueWriter) {
     let (tx, rx) = mpsc::unbounded_channel();
-    let unroomed = Arc::new(AtomicUsize::new(0));
+    let unreserved_bytes = Arc::new(AtomicUsize::new(0));
     let capacity = capacity.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
-    let room = Arc::new(Semaphore::new(capacity));
+    let space = Arc::new(Semaphore::new(capacity));
     (
-        Queue {
+        LineQueue {
             lines: tx,
-            room,
+            space,
             capacity,
-            unroomed: unroomed.clone(),
+            unreserved_bytes: unreserved_bytes.clone(),
         },
-        Outbox { lines: rx, unroomed },
+        QueueWriter {
+            lines: rx,
+            unreserved_bytes,
+        },
     )
 }
 
-/// The connection ended.
+/// The connection has ended, so nothing can be queued.
 #[derive(Debug)]
-pub(crate) struct Gone;
+pub(crate) struct QueueClosed;
 
-impl Queue {
-    /// Queues a line once there is room; `slot` is held until it is written.
-    pub(crate) async fn send(&self, bytes: Vec<u8>, slot: Option<OwnedSemaphorePermit>) -> Result<(), Gone> {
-        let room = self
-            .room
+impl LineQueue {
+    /// Queues a line once there is space; `slot` is held until the line is taken for writing.
+    pub(crate) async fn send(
+        &self,
+        bytes: Vec<u8>,
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> Result<(), QueueClosed> {
+        let space = self
+            .space
             .clone()
             .acquire_many_owned(self.cost(&bytes))
             .await
-            .map_err(|_| Gone)?;
+            .map_err(|_| QueueClosed)?;
         self.lines
-            .send(Line {
+            .send(QueuedLine {
                 bytes,
-                room: Some(room),
+                space: Some(space),
                 _slot: slot,
             })
-            .map_err(|_| Gone)
+            .map_err(|_| QueueClosed)
     }
 
-    /// Queues a line if there is room now.
+    /// Queues a line if there is space now; returns whether it was queued.
     pub(crate) fn try_send(&self, bytes: Vec<u8>) -> bool {
-        let Ok(room) = self.room.clone().try_acquire_many_owned(self.cost(&bytes)) else {
+        let Ok(space) = self.space.clone().try_acquire_many_owned(self.cost(&bytes)) else {
             return false;
         };
         self.lines
-            .send(Line {
+            .send(QueuedLine {
                 bytes,
-                room: Some(room),
+                space: Some(space),
                 _slot: None,
             })
             .is_ok()
     }
 
-    /// Queues a small line at once. Says how many bytes such lines now take.
+    /// Queues a small line without reserving space. Returns how many bytes such lines take now.
     pub(crate) fn send_now(&self, bytes: Vec<u8>) -> usize {
-        let queued = self.unroomed.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
-        // A connection that is gone needs no answer.
-        let _ = self.lines.send(Line {
+        let queued = self.unreserved_bytes.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
+        // An error means that the connection has ended.
+        let _ = self.lines.send(QueuedLine {
             bytes,
-            room: None,
+            space: None,
             _slot: None,
         });
         queued
     }
 
-    /// Nobody waits for room any longer.
+    /// Fails every sender that waits for space, and every later one.
     pub(crate) fn close(&self) {
-        self.room.close();
+        self.space.close();
     }
 
-    /// A line longer than the whole queue takes all of it.
+    /// The space a line reserves; a line longer than the queue's capacity reserves all of it.
     fn cost(&self, bytes: &[u8]) -> u32 {
         u32::try_from(bytes.len().min(self.capacity)).unwrap_or(u32::MAX)
     }
 }
 
-impl Outbox {
-    /// Writes until the connection ends; then what is queued, for a moment.
-    pub(crate) async fn run<W: AsyncWrite + Unpin>(mut self, mut io: W, peer: &Peer) -> Option<Closed> {
+impl QueueWriter {
+    /// Writes lines until the connection ends, then what is still queued, for at most [`DRAIN_TIMEOUT`].
+    /// Returns why writing failed, if it did.
+    pub(crate) async fn run<W: AsyncWrite + Unpin>(
+        mut self,
+        mut io: W,
+        peer: &RpcPeer,
+    ) -> Option<CloseReason> {
         let stop = peer.stop();
         let ended = async {
             stop.cancelled().await;
-            tokio::time::sleep(GRACE).await;
+            tokio::time::sleep(DRAIN_TIMEOUT).await;
         };
         let closed = tokio::select! {
             closed = self.write_all(&mut io, peer) => closed,
             () = ended => None,
         };
-        // Nothing can be done about a stream that will not close either.
-        let _ = tokio::time::timeout(GRACE, io.shutdown()).await;
+        // A stream that cannot be shut down is closed when it is dropped.
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, io.shutdown()).await;
         closed
     }
 
-    async fn write_all<W: AsyncWrite + Unpin>(&mut self, io: &mut W, peer: &Peer) -> Option<Closed> {
+    async fn write_all<W: AsyncWrite + Unpin>(&mut self, io: &mut W, peer: &RpcPeer) -> Option<CloseReason> {
         let stop = peer.stop();
         let mut batch = Vec::new();
         loop {
@@ -159,20 +171,21 @@ impl Outbox {
                     () = stop.cancelled() => self.lines.try_recv().ok()?,
                 },
             };
-            // Where several are under way, others are about to have their line ready: it goes with this one.
-            if peer.crowded() {
+            // With other calls or requests open, their tasks may be about to queue a line: let them run once,
+            // so that it goes out with this write.
+            if peer.has_other_work() {
                 tokio::task::yield_now().await;
             }
             batch.clear();
-            batch.shrink_to(BATCH);
+            batch.shrink_to(MAX_BATCH_BYTES);
             let mut next = Some(line);
             while let Some(line) = next.take() {
-                let bytes = self.taken(line);
+                let bytes = self.release(line);
                 match batch.is_empty() {
                     true => batch = bytes,
                     false => batch.extend_from_slice(&bytes),
                 }
-                if batch.len() < BATCH {
+                if batch.len() < MAX_BATCH_BYTES {
                     next = self.lines.try_recv().ok();
                 }
             }
@@ -181,20 +194,22 @@ impl Outbox {
                 io.flush().await
             };
             if let Err(why) = written.await {
-                let lost = gone(why.kind());
+                let lost = is_disconnect(why.kind());
                 return Some(if lost {
-                    Closed::ByPeer
+                    CloseReason::ByPeer
                 } else {
-                    Closed::Broken(why.to_string())
+                    CloseReason::Broken(why.to_string())
                 });
             }
         }
     }
 
-    /// Room and slot are given back before the line is on the wire: whoever reads it may act on it.
-    fn taken(&self, line: Line) -> Vec<u8> {
-        if line.room.is_none() {
-            self.unroomed.fetch_sub(line.bytes.len(), Ordering::Relaxed);
+    /// Releases a line's space and slot and returns its bytes. This is done before the line is written, because
+    /// the other side may send its next request as soon as it has read the line.
+    fn release(&self, line: QueuedLine) -> Vec<u8> {
+        if line.space.is_none() {
+            self.unreserved_bytes
+                .fetch_sub(line.bytes.len(), Ordering::Relaxed);
         }
         line.bytes
     }

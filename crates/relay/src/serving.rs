@@ -1,4 +1,4 @@
-//! Requests of the other side that are being worked on.
+//! Requests of the other side that are in progress, each in its own task.
 
 use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
 
@@ -10,26 +10,26 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Handler, Id, Peer, Progress,
-    error::{answer_too_long, too_many},
+    PeerHandler, ProgressReport, RpcId, RpcPeer,
+    error::{answer_too_long, too_many_in_flight},
     message::{error_line, notification_line, result_line},
 };
 
-/// What a handler knows about the request it works on.
+/// The request a handler is serving: its id, its cancellation and its connection.
 #[derive(Clone)]
 pub struct RequestContext {
-    /// The other side's name for the request.
-    pub id: Id,
-    /// Fires when the other side gives up on the request, and when the connection ends.
+    /// The id the other side gave the request.
+    pub id: RpcId,
+    /// Cancelled when the other side cancels the request, and when the connection ends.
     pub cancel: CancellationToken,
-    /// The connection it came by.
-    pub peer: Peer,
+    /// The connection it arrived on.
+    pub peer: RpcPeer,
 }
 
 impl RequestContext {
-    /// Tells the other side how far the request has come. Reports are dropped, never queued, when the
-    /// other side reads too slowly for them.
-    pub fn progress(&self, progress: &Progress) {
+    /// Sends a progress report to the other side. A report is dropped when the queue is full: it is not worth
+    /// waiting for a side that reads too slowly.
+    pub fn report_progress(&self, progress: &ProgressReport) {
         let mut params = json!({ "id": self.id, "progress": progress.progress });
         if let Some(total) = progress.total {
             params["total"] = json!(total);
@@ -37,7 +37,7 @@ impl RequestContext {
         if let Some(message) = &progress.message {
             params["message"] = json!(message);
         }
-        if let Ok(line) = notification_line(method::PROGRESS, &params, self.peer.limits().line) {
+        if let Ok(line) = notification_line(method::PROGRESS, &params, self.peer.limits().max_line_bytes) {
             self.peer.queue().try_send(line);
         }
     }
@@ -51,51 +51,51 @@ impl std::fmt::Debug for RequestContext {
     }
 }
 
-/// The table of requests in flight.
-pub(crate) struct Serving {
+/// The requests in progress, by id.
+pub(crate) struct InFlightRequests {
     limit: usize,
     slots: Arc<Semaphore>,
-    open: Mutex<HashMap<Id, CancellationToken>>,
+    cancel_tokens: Mutex<HashMap<RpcId, CancellationToken>>,
     tasks: TaskTracker,
 }
 
-/// Why a request was not accepted.
-pub(crate) enum NotServed {
+/// Why a request was not started.
+pub(crate) enum RequestRefusal {
     TooMany(RpcError),
     Duplicate,
 }
 
-impl Serving {
+impl InFlightRequests {
     pub(crate) fn new(limit: usize) -> Self {
         let slots = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
         Self {
             limit,
             slots,
-            open: Mutex::new(HashMap::new()),
+            cancel_tokens: Mutex::new(HashMap::new()),
             tasks: TaskTracker::new(),
         }
     }
 
-    /// Starts working on a request, in its own task.
+    /// Starts a task that serves a request.
     pub(crate) fn start(
         &self,
-        peer: &Peer,
-        handler: &Arc<dyn Handler>,
-        id: Id,
+        peer: &RpcPeer,
+        handler: &Arc<dyn PeerHandler>,
+        id: RpcId,
         method: String,
         params: Option<&RawValue>,
-    ) -> Result<(), NotServed> {
-        // The id first: a repeated one is the clearer complaint.
-        let mut open = self.open.lock();
-        if open.contains_key(&id) {
-            return Err(NotServed::Duplicate);
+    ) -> Result<(), RequestRefusal> {
+        // The id is checked before the number of requests: a repeated id is the clearer error.
+        let mut tokens = self.cancel_tokens.lock();
+        if tokens.contains_key(&id) {
+            return Err(RequestRefusal::Duplicate);
         }
         let Ok(slot) = self.slots.clone().try_acquire_owned() else {
-            return Err(NotServed::TooMany(too_many(self.limit)));
+            return Err(RequestRefusal::TooMany(too_many_in_flight(self.limit)));
         };
         let cancel = CancellationToken::new();
-        open.insert(id.clone(), cancel.clone());
-        drop(open);
+        tokens.insert(id.clone(), cancel.clone());
+        drop(tokens);
         let context = RequestContext {
             id,
             cancel,
@@ -103,45 +103,45 @@ impl Serving {
         };
         let (handler, params) = (handler.clone(), params.map(ToOwned::to_owned));
         self.tasks
-            .spawn(async move { work(handler, method, params, context, slot).await });
+            .spawn(async move { serve_request(handler, method, params, context, slot).await });
         Ok(())
     }
 
-    pub(crate) fn cancel(&self, id: &Id) {
-        if let Some(cancel) = self.open.lock().get(id) {
+    pub(crate) fn cancel(&self, id: &RpcId) {
+        if let Some(cancel) = self.cancel_tokens.lock().get(id) {
             cancel.cancel();
         }
     }
 
-    /// Tells every request that nobody waits for it any longer.
+    /// Cancels every request: nobody will read their answers.
     pub(crate) fn close(&self) {
         self.tasks.close();
-        let open: Vec<_> = self.open.lock().values().cloned().collect();
-        open.iter().for_each(CancellationToken::cancel);
+        let tokens: Vec<_> = self.cancel_tokens.lock().values().cloned().collect();
+        tokens.iter().for_each(CancellationToken::cancel);
     }
 
-    pub(crate) async fn drained(&self) {
+    pub(crate) async fn wait_drained(&self) {
         self.tasks.wait().await;
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.open.lock().len()
+        self.cancel_tokens.lock().len()
     }
 
-    fn finished(&self, id: &Id) {
-        self.open.lock().remove(id);
+    fn remove(&self, id: &RpcId) {
+        self.cancel_tokens.lock().remove(id);
     }
 }
 
-async fn work(
-    handler: Arc<dyn Handler>,
+async fn serve_request(
+    handler: Arc<dyn PeerHandler>,
     method: String,
     params: Option<Box<RawValue>>,
     context: RequestContext,
     slot: OwnedSemaphorePermit,
 ) {
     let RequestContext { id, peer, .. } = context.clone();
-    let limit = peer.limits().line;
+    let limit = peer.limits().max_line_bytes;
     let working = AssertUnwindSafe(handler.request_raw(&method, params, context)).catch_unwind();
     let outcome = working.await.unwrap_or_else(|_| {
         tracing::error!(method, "a request handler panicked");
@@ -153,10 +153,10 @@ async fn work(
         Err(error) => error_line(Some(&id), &error, limit)
             .or_else(|_| error_line(Some(&id), &answer_too_long(limit), usize::MAX)),
     };
-    // The id is free again before its answer can be read: the other side may use it at once.
-    peer.serving().finished(&id);
+    // The id is freed before the answer is queued: once the other side has read it, it may reuse the id.
+    peer.serving().remove(&id);
     if let Ok(line) = line {
-        // An ended connection wants no answer.
+        // An error means that the connection has ended.
         let _ = peer.queue().send(line, Some(slot)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Two real peers at full load: nothing is lost, nothing is mixed up, nothing stops.
+//! Two real peers at full load: no call is lost, answers go to their own calls, nothing deadlocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::{
@@ -11,20 +11,20 @@ use std::{
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream::FuturesUnordered};
-use oubliette_relay::{CallError, Closed, Handler, Limits, Peer, RequestContext, RpcError};
+use oubliette_relay::{CallError, CloseReason, PeerHandler, PeerLimits, RequestContext, RpcError, RpcPeer};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-/// Answers late and out of order; `hold` waits for cancellation or release.
+/// Echoes its params after some yields, so answers come out of order; `hold` waits for cancellation or release.
 #[derive(Default)]
-struct Other {
+struct HoldingHandler {
     holding: AtomicUsize,
     cancelled: AtomicUsize,
     changed: Notify,
     release: tokio_util::sync::CancellationToken,
 }
 
-impl Other {
+impl HoldingHandler {
     async fn until(&self, reached: impl Fn(&Self) -> bool) {
         loop {
             let changed = self.changed.notified();
@@ -42,7 +42,7 @@ impl Other {
 }
 
 #[async_trait]
-impl Handler for Other {
+impl PeerHandler for HoldingHandler {
     async fn request(&self, method: &str, params: Value, context: RequestContext) -> Result<Value, RpcError> {
         if method == "hold" {
             self.bump(&self.holding);
@@ -59,15 +59,18 @@ impl Handler for Other {
     }
 }
 
-fn pair(pipe: usize, limits: Limits) -> (Peer, Peer, Arc<Other>, Arc<Other>) {
+fn pair(pipe: usize, limits: PeerLimits) -> (RpcPeer, RpcPeer, Arc<HoldingHandler>, Arc<HoldingHandler>) {
     let (a, b) = tokio::io::duplex(pipe);
-    let (left, right) = (Arc::new(Other::default()), Arc::new(Other::default()));
-    let (near, _) = Peer::spawn(a, left.clone(), limits);
-    let (far, _) = Peer::spawn(b, right.clone(), limits);
+    let (left, right) = (
+        Arc::new(HoldingHandler::default()),
+        Arc::new(HoldingHandler::default()),
+    );
+    let (near, _) = RpcPeer::spawn(a, left.clone(), limits);
+    let (far, _) = RpcPeer::spawn(b, right.clone(), limits);
     (near, far, left, right)
 }
 
-async fn flood(peer: Peer, calls: u64, payload: usize) {
+async fn flood(peer: RpcPeer, calls: u64, payload: usize) {
     let answers: FuturesUnordered<_> = (0..calls)
         .map(|n| {
             let peer = &peer;
@@ -83,14 +86,19 @@ async fn flood(peer: Peer, calls: u64, payload: usize) {
 
 #[tokio::test]
 async fn two_floods_through_a_pipe_of_64_bytes_do_not_stop_each_other() {
-    let limits = Limits {
-        queue: 2_000,
-        ..Limits::default()
+    let limits = PeerLimits {
+        max_queue_bytes: 2_000,
+        ..PeerLimits::default()
     };
     let (near, far, ..) = pair(64, limits);
     tokio::join!(flood(near.clone(), 2_000, 300), flood(far.clone(), 2_000, 300));
     assert_eq!(
-        (near.waiting(), near.in_flight(), far.waiting(), far.in_flight()),
+        (
+            near.pending_calls(),
+            near.in_flight(),
+            far.pending_calls(),
+            far.in_flight()
+        ),
         (0, 0, 0, 0)
     );
 }
@@ -98,12 +106,12 @@ async fn two_floods_through_a_pipe_of_64_bytes_do_not_stop_each_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_floods_of_long_lines_over_a_socket_do_not_stop_each_other() {
     let (a, b) = tokio::net::UnixStream::pair().unwrap();
-    let limits = Limits {
-        queue: 64 * 1024,
-        ..Limits::default()
+    let limits = PeerLimits {
+        max_queue_bytes: 64 * 1024,
+        ..PeerLimits::default()
     };
-    let (near, _) = Peer::spawn(a, Arc::new(Other::default()), limits);
-    let (far, _) = Peer::spawn(b, Arc::new(Other::default()), limits);
+    let (near, _) = RpcPeer::spawn(a, Arc::new(HoldingHandler::default()), limits);
+    let (far, _) = RpcPeer::spawn(b, Arc::new(HoldingHandler::default()), limits);
     let left = tokio::spawn(flood(near, 200, 200_000));
     let right = tokio::spawn(flood(far, 200, 200_000));
     left.await.unwrap();
@@ -112,9 +120,9 @@ async fn two_floods_of_long_lines_over_a_socket_do_not_stop_each_other() {
 
 #[tokio::test]
 async fn notifications_keep_their_order_under_load() {
-    struct Ordered(std::sync::Mutex<u64>, tokio_util::sync::CancellationToken);
-    impl Handler for Ordered {
-        fn notification(&self, _: &str, params: Value, _: &Peer) {
+    struct OrderChecker(std::sync::Mutex<u64>, tokio_util::sync::CancellationToken);
+    impl PeerHandler for OrderChecker {
+        fn notification(&self, _: &str, params: Value, _: &RpcPeer) {
             let mut next = self.0.lock().unwrap();
             assert_eq!(params, json!([*next]));
             *next += 1;
@@ -125,15 +133,19 @@ async fn notifications_keep_their_order_under_load() {
     }
     let (a, b) = tokio::io::duplex(100);
     let done = tokio_util::sync::CancellationToken::new();
-    let (near, _) = Peer::spawn(
+    let (near, _) = RpcPeer::spawn(
         a,
-        Arc::new(Other::default()),
-        Limits {
-            queue: 500,
-            ..Limits::default()
+        Arc::new(HoldingHandler::default()),
+        PeerLimits {
+            max_queue_bytes: 500,
+            ..PeerLimits::default()
         },
     );
-    let (_far, _) = Peer::spawn(b, Arc::new(Ordered(0.into(), done.clone())), Limits::default());
+    let (_far, _) = RpcPeer::spawn(
+        b,
+        Arc::new(OrderChecker(0.into(), done.clone())),
+        PeerLimits::default(),
+    );
     for n in 0..5_000 {
         near.notify("n", json!([n])).await.unwrap();
     }
@@ -142,7 +154,7 @@ async fn notifications_keep_their_order_under_load() {
 
 #[tokio::test]
 async fn ten_thousand_calls_wait_at_once_and_each_gets_its_answer() {
-    let (near, far, _, right) = pair(64 * 1024, Limits::default());
+    let (near, far, _, right) = pair(64 * 1024, PeerLimits::default());
     let calls: Vec<_> = (0..10_000)
         .map(|n| {
             let near = near.clone();
@@ -150,7 +162,7 @@ async fn ten_thousand_calls_wait_at_once_and_each_gets_its_answer() {
         })
         .collect();
     right.until(|r| r.holding.load(Ordering::SeqCst) == 10_000).await;
-    assert_eq!((near.waiting(), far.in_flight()), (10_000, 10_000));
+    assert_eq!((near.pending_calls(), far.in_flight()), (10_000, 10_000));
     assert_eq!(
         near.call("echo", json!("meanwhile")).await,
         Ok(json!("meanwhile"))
@@ -162,12 +174,12 @@ async fn ten_thousand_calls_wait_at_once_and_each_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn every_call_that_is_dropped_is_cancelled_over_there() {
+async fn every_dropped_call_is_cancelled_at_the_other_side() {
     let (near, far, _, right) = pair(
         64,
-        Limits {
-            queue: 500,
-            ..Limits::default()
+        PeerLimits {
+            max_queue_bytes: 500,
+            ..PeerLimits::default()
         },
     );
     let calls: Vec<_> = (0..1_000)
@@ -179,7 +191,7 @@ async fn every_call_that_is_dropped_is_cancelled_over_there() {
     right.until(|r| r.holding.load(Ordering::SeqCst) == 1_000).await;
     calls.iter().for_each(tokio::task::JoinHandle::abort);
     right.until(|r| r.cancelled.load(Ordering::SeqCst) == 1_000).await;
-    assert_eq!(near.waiting(), 0);
+    assert_eq!(near.pending_calls(), 0);
     assert_eq!(near.call("echo", json!(1)).await, Ok(json!(1)));
     assert_eq!(far.in_flight(), 0);
 }
@@ -188,9 +200,9 @@ async fn every_call_that_is_dropped_is_cancelled_over_there() {
 async fn refused_past_the_limit_and_served_again_later() {
     let (near, _far, _, right) = pair(
         64,
-        Limits {
-            in_flight: 10,
-            ..Limits::default()
+        PeerLimits {
+            max_in_flight: 10,
+            ..PeerLimits::default()
         },
     );
     let calls: Vec<_> = (0..100)
@@ -201,8 +213,8 @@ async fn refused_past_the_limit_and_served_again_later() {
         .collect();
     right.until(|r| r.holding.load(Ordering::SeqCst) == 10).await;
     let mut outcomes: HashMap<&str, usize> = HashMap::new();
-    // Ninety are refused while ten wait; only then are those let go.
-    while near.waiting() > 10 {
+    // Ninety are refused while ten are held; only then are the ten released.
+    while near.pending_calls() > 10 {
         tokio::task::yield_now().await;
     }
     right.release.cancel();
@@ -222,9 +234,9 @@ async fn refused_past_the_limit_and_served_again_later() {
 async fn an_abrupt_end_in_the_middle_of_a_flood_fails_every_call_once() {
     let (near, far, ..) = pair(
         64,
-        Limits {
-            queue: 500,
-            ..Limits::default()
+        PeerLimits {
+            max_queue_bytes: 500,
+            ..PeerLimits::default()
         },
     );
     let calls: Vec<_> = (0..500)
@@ -237,19 +249,19 @@ async fn an_abrupt_end_in_the_middle_of_a_flood_fails_every_call_once() {
     far.close();
     for call in calls {
         match call.await.unwrap() {
-            Ok(_) | Err(CallError::Closed(Closed::ByPeer)) => {}
+            Ok(_) | Err(CallError::Closed(CloseReason::ByPeer)) => {}
             Err(other) => panic!("{other}"),
         }
     }
-    assert_eq!(near.waiting(), 0);
-    assert_eq!(near.closed().await, Closed::ByPeer);
+    assert_eq!(near.pending_calls(), 0);
+    assert_eq!(near.wait_closed().await, CloseReason::ByPeer);
 }
 
 #[tokio::test]
 async fn nothing_is_left_after_thirty_thousand_calls() {
-    let (near, far, ..) = pair(64 * 1024, Limits::default());
+    let (near, far, ..) = pair(64 * 1024, PeerLimits::default());
     for _ in 0..3 {
         flood(near.clone(), 10_000, 0).await;
     }
-    assert_eq!((near.waiting(), far.in_flight()), (0, 0));
+    assert_eq!((near.pending_calls(), far.in_flight()), (0, 0));
 }

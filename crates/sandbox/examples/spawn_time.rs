@@ -1,11 +1,13 @@
-//! How long a sandbox takes to start, beside bare bubblewrap in the same run:
+//! Measures how long a sandbox takes to start, compared with bare bubblewrap in the same run:
 //! `cargo run --release -p oubliette-sandbox --example spawn_time` (after `--example inside`).
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use oubliette_sandbox::{Level, Limits, Local, LocalConfig, Sandbox, Spec};
+use oubliette_sandbox::{
+    IsolationLevel, LocalDriver, LocalDriverConfig, ResourceLimits, SandboxDriver, SandboxSpec,
+};
 
 const BARE: &str = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --uid 1000 --gid 1000 \
                     --die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp true";
@@ -22,13 +24,13 @@ async fn main() {
             .with_file_name("inside")
     });
     let dir = tempfile::tempdir().expect("a directory");
-    let config = LocalConfig {
+    let config = LocalDriverConfig {
         client,
-        minimum: Level::Namespaces,
+        minimum: IsolationLevel::Namespaces,
         bwrap: None,
         run_dir: dir.path().join("run"),
     };
-    let local = Local::new(config).await.expect("a driver");
+    let local = LocalDriver::new(config).await.expect("a driver");
     let begun = Instant::now();
     assert!(local.probe().await.ok, "no sandboxes here");
     println!("probe            {:>8.1?}", begun.elapsed());
@@ -36,7 +38,7 @@ async fn main() {
     let mut whole = Vec::new();
     let mut bare = Vec::new();
     for _ in 0..count {
-        // One after the other in turn, so that both see the same machine.
+        // Alternating, so that both run under the same load.
         let begun = Instant::now();
         let status = Command::new("bwrap")
             .args(BARE.split_whitespace())
@@ -48,10 +50,10 @@ async fn main() {
         );
         bare.push(begun.elapsed());
 
-        let mut spec = Spec::new("bench", ["true"]);
+        let mut spec = SandboxSpec::new("bench", ["true"]);
         spec.workspace = Some(dir.path().to_path_buf());
         if std::env::var_os("NO_LIMITS").is_some() {
-            spec.limits = Limits {
+            spec.limits = ResourceLimits {
                 memory_mb: None,
                 cpus: None,
                 pids: None,

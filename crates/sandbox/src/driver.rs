@@ -1,37 +1,38 @@
-//! What every driver offers.
+//! The driver trait, its errors and its self-test report.
 
 use async_trait::async_trait;
 use serde::Serialize;
 
-use crate::{Level, Paths, Running, Spec};
+use crate::{IsolationLevel, RunningSandbox, SandboxPaths, SandboxSpec};
 
-/// A driver: something that can run a [`Spec`].
+/// A sandbox driver: runs a [`SandboxSpec`].
 ///
-/// `local` and `host` live here. A Docker or Kubernetes driver maps `mounts` and `sockets` to volumes,
-/// runs [`crate::spec::CLIENT`] `sandbox-init` as the container's first process, and hands the same
-/// [`Running`] back, its pipes being those of an attached exec.
+/// This crate has `local` and `host`. A Docker or Kubernetes driver would map `mounts` and `sockets` to volumes,
+/// run [`crate::spec::CLIENT`] `sandbox-init` as the container's first process, and return the same
+/// [`RunningSandbox`] with the pipes of an attached exec.
 #[async_trait]
-pub trait Sandbox: Send + Sync {
-    /// Its name in configuration: `local`, `docker`.
+pub trait SandboxDriver: Send + Sync {
+    /// The driver's name in configuration, such as `local`.
     fn driver(&self) -> &'static str;
 
-    /// The level its sandboxes reach here, as far as is known yet; [`Sandbox::probe`] makes sure.
-    fn level(&self) -> Level;
+    /// The isolation level of its sandboxes on this host: expected until [`SandboxDriver::probe`] has run, then
+    /// measured.
+    fn level(&self) -> IsolationLevel;
 
-    /// What works here. Measured once, then remembered.
-    async fn probe(&self) -> Report;
+    /// Tests what works on this host. The result is cached.
+    async fn probe(&self) -> SandboxReport;
 
-    /// Where a spec's paths would be, for whoever has to name one before or after the start.
-    fn paths(&self, spec: &Spec) -> Paths;
+    /// Where the program would see a spec's paths, for code that needs them before or after the start.
+    fn paths(&self, spec: &SandboxSpec) -> SandboxPaths;
 
-    /// Starts it. Returns when the program itself runs, or with the reason why it does not.
-    async fn spawn(&self, spec: Spec) -> Result<Running, SandboxError>;
+    /// Starts a sandbox. Returns when the program itself runs, or with the reason why it does not.
+    async fn spawn(&self, spec: SandboxSpec) -> Result<RunningSandbox, SandboxError>;
 }
 
-/// Why nothing runs.
+/// Why a sandbox could not be started.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SandboxError {
-    /// The host cannot give the isolation asked for.
+    /// The host cannot provide the required isolation.
     #[error("{reason}. {remedy}")]
     Unavailable {
         /// What is missing.
@@ -39,10 +40,10 @@ pub enum SandboxError {
         /// What to do about it.
         remedy: String,
     },
-    /// The spec itself is wrong.
+    /// The spec is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The sandbox stands, the program does not start.
+    /// The sandbox was set up, but the program could not be executed.
     #[error("`{program}` could not be started: {reason}")]
     Program {
         /// `argv[0]`.
@@ -50,13 +51,13 @@ pub enum SandboxError {
         /// Why.
         reason: String,
     },
-    /// Setting up failed on the way.
+    /// A step of the setup failed.
     #[error("the sandbox could not be set up: {0}")]
     Setup(String),
 }
 
 impl SandboxError {
-    /// A failed step of setting up.
+    /// A [`SandboxError::Setup`] that names the failed step.
     pub(crate) fn setup(step: &str, cause: impl std::fmt::Display) -> Self {
         SandboxError::Setup(format!("{step}: {cause}"))
     }
@@ -70,36 +71,36 @@ impl SandboxError {
     }
 }
 
-/// What works here, for `doctor` and `server_info`.
+/// What works on this host, for `doctor` and `server_info`.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct SandboxReport {
     /// The driver's name.
     pub driver: &'static str,
-    /// The level sandboxes reach.
-    pub level: Level,
-    /// Whether sandboxes can be started at all, given the configured minimum.
+    /// The isolation level of its sandboxes.
+    pub level: IsolationLevel,
+    /// Whether sandboxes can be started at the configured minimum level.
     pub ok: bool,
-    /// Each thing looked at.
-    pub checks: Vec<Check>,
+    /// The individual checks.
+    pub checks: Vec<SandboxCheck>,
 }
 
-/// One thing looked at.
+/// One check of a [`SandboxReport`].
 #[derive(Debug, Clone, Serialize)]
-pub struct Check {
-    /// What: `bubblewrap`, `landlock`, `seccomp`, `memory limit`, …
+pub struct SandboxCheck {
+    /// What was checked: `bubblewrap`, `landlock`, `seccomp`, `memory limit`, …
     pub name: &'static str,
-    /// Whether it is as it should be.
+    /// Whether it passed.
     pub ok: bool,
     /// What was found.
     pub detail: String,
-    /// What to do about it, if it is not.
+    /// What to do about it, if it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
-impl Check {
-    /// It is as it should be.
-    pub fn good(name: &'static str, detail: impl Into<String>) -> Self {
+impl SandboxCheck {
+    /// A check that passed.
+    pub fn passed(name: &'static str, detail: impl Into<String>) -> Self {
         Self {
             name,
             ok: true,
@@ -108,8 +109,8 @@ impl Check {
         }
     }
 
-    /// It is not.
-    pub fn bad(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+    /// A check that failed.
+    pub fn failed(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             name,
             ok: false,

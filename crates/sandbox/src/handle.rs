@@ -1,4 +1,4 @@
-//! A hold on a started sandbox.
+//! Handles to a running sandbox.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,42 +9,42 @@ use tokio::net::UnixStream;
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
 use tokio::sync::{Notify, watch};
 
-use crate::{Level, Paths};
+use crate::{IsolationLevel, SandboxPaths};
 
-/// A program that runs.
+/// A started sandbox: the program's pipes, and a handle to end it and wait for it.
 #[derive(Debug)]
-pub struct Running {
-    /// Its stdin; dropping it is end of file.
+pub struct RunningSandbox {
+    /// The program's stdin; dropping it closes it.
     pub stdin: ChildStdin,
-    /// Its stdout.
+    /// The program's stdout.
     pub stdout: ChildStdout,
-    /// Its stderr.
+    /// The program's stderr.
     pub stderr: ChildStderr,
-    /// Its life.
-    pub handle: Handle,
-    /// Where it sees the spec's paths.
-    pub paths: Paths,
+    /// Ends the sandbox and waits for its end.
+    pub handle: SandboxHandle,
+    /// Where the program sees the spec's paths.
+    pub paths: SandboxPaths,
 }
 
-/// How it ended.
+/// How the program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exit {
-    /// Its exit code.
+pub struct SandboxExit {
+    /// Its exit code, if it exited by itself.
     pub code: Option<i32>,
-    /// Or the signal that ended it.
+    /// The signal that killed it, if one did.
     pub signal: Option<i32>,
-    /// Whether something in it was killed for want of memory.
+    /// Whether the kernel killed any process of the sandbox because it ran out of memory.
     pub oom: bool,
 }
 
-impl Exit {
-    /// Ended by itself, with code 0.
+impl SandboxExit {
+    /// Whether it exited with code 0.
     pub fn success(&self) -> bool {
         self.code == Some(0)
     }
 }
 
-impl std::fmt::Display for Exit {
+impl std::fmt::Display for SandboxExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.code, self.signal) {
             (Some(code), _) => write!(f, "exit code {code}")?,
@@ -59,42 +59,44 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// A hold on a running program. Dropping the last one kills the whole tree.
+/// A handle to a running sandbox. Dropping the last clone kills the whole process tree.
 #[derive(Clone)]
-pub struct Handle {
-    shared: Arc<Shared>,
+pub struct SandboxHandle {
+    shared: Arc<SandboxHandleShared>,
 }
 
-struct Shared {
+struct SandboxHandleShared {
     pid: Pid,
-    level: Level,
-    reach: Arc<Reach>,
-    exit: watch::Receiver<Option<Exit>>,
+    level: IsolationLevel,
+    tree: Arc<ProcessTreeControl>,
+    exit: watch::Receiver<Option<SandboxExit>>,
 }
 
-impl Drop for Shared {
+impl Drop for SandboxHandleShared {
     fn drop(&mut self) {
-        self.reach.kill();
+        self.tree.kill();
     }
 }
 
-/// How a running tree is reached.
-pub(crate) struct Reach {
+/// The means to signal and kill a sandbox's process tree.
+pub(crate) struct ProcessTreeControl {
+    /// The control socket to the inner stage.
     pub(crate) control: UnixStream,
-    /// Pid 1 of the namespace. Killing it, rather than the process above it, makes the end orderly: the
-    /// process above is told only when the kernel has killed and reaped everything inside.
+    /// A pidfd of pid 1 of the namespace. Killing that, rather than bubblewrap above it, makes the end orderly:
+    /// bubblewrap sees it end only after the kernel has killed and reaped everything inside.
     pub(crate) init: std::sync::OnceLock<OwnedFd>,
+    /// Whether a kill was requested.
     pub(crate) killed: AtomicBool,
-    pub(crate) kill_asked: Notify,
+    pub(crate) kill_requested: Notify,
 }
 
-impl Reach {
+impl ProcessTreeControl {
     pub(crate) fn new(control: UnixStream) -> Self {
         Self {
             control,
             init: std::sync::OnceLock::new(),
             killed: AtomicBool::new(false),
-            kill_asked: Notify::new(),
+            kill_requested: Notify::new(),
         }
     }
 
@@ -103,44 +105,44 @@ impl Reach {
         if let Some(init) = self.init.get() {
             let _ = rustix::process::pidfd_send_signal(init, Signal::KILL);
         }
-        // Without a namespace the inner stage, on end of file, kills its descendants and ends.
+        // Without a namespace, the inner stage kills its descendants and exits when this socket is closed.
         let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
-        self.kill_asked.notify_one();
+        self.kill_requested.notify_one();
     }
 }
 
-impl Handle {
+impl SandboxHandle {
     pub(crate) fn new(
         pid: Pid,
-        level: Level,
-        reach: Arc<Reach>,
-        exit: watch::Receiver<Option<Exit>>,
+        level: IsolationLevel,
+        tree: Arc<ProcessTreeControl>,
+        exit: watch::Receiver<Option<SandboxExit>>,
     ) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SandboxHandleShared {
                 pid,
                 level,
-                reach,
+                tree,
                 exit,
             }),
         }
     }
 
-    /// The process of the host under which the whole tree lives.
+    /// The pid, on the host, of the process at the top of the tree.
     pub fn pid(&self) -> u32 {
         self.shared.pid.as_raw_pid().unsigned_abs()
     }
 
-    /// How strong its walls are.
-    pub fn level(&self) -> Level {
+    /// Its isolation level.
+    pub fn level(&self) -> IsolationLevel {
         self.shared.level
     }
 
-    /// Whether a process of the host, by its pid there, belongs to this tree. Where there is no namespace to
-    /// tell whose a connection is, its peer's pid does.
+    /// Whether a process, by its pid on the host, belongs to this tree. It identifies the peer of a connection
+    /// where there is no namespace to do so.
     pub fn contains(&self, pid: u32) -> bool {
         let mut pid = pid;
-        // Depth is bounded by the number of processes; a pid reused meanwhile must not make this endless.
+        // Bounded, because a pid that is reused meanwhile could make a cycle.
         for _ in 0..4096 {
             if pid == self.pid() {
                 return true;
@@ -154,38 +156,38 @@ impl Handle {
         false
     }
 
-    /// Kills the whole tree, at once. [`Handle::wait`] returns when it is gone.
+    /// Kills the whole tree with SIGKILL. [`SandboxHandle::wait`] returns when it is gone.
     pub fn kill(&self) {
-        self.shared.reach.kill();
+        self.shared.tree.kill();
     }
 
-    /// Asks the program itself to end: SIGTERM.
+    /// Sends SIGTERM to the program itself.
     pub fn terminate(&self) {
-        // A full buffer means hundreds of such signals are waiting already.
-        let _ = self.shared.reach.control.try_write(&[libc::SIGTERM as u8]);
+        // Fails if the buffer is full; then hundreds of such signals are already waiting.
+        let _ = self.shared.tree.control.try_write(&[libc::SIGTERM as u8]);
     }
 
-    /// Waits until the whole tree is gone. Any number may wait, before or after the end.
-    pub async fn wait(&self) -> Exit {
+    /// Waits until the whole tree is gone. Any number of tasks may wait, before or after the end.
+    pub async fn wait(&self) -> SandboxExit {
         let mut exit = self.shared.exit.clone();
         let ended = exit.wait_for(Option::is_some).await.ok().and_then(|exit| *exit);
-        // The task is gone without an answer only when the runtime is shutting down, and the child with it.
-        ended.unwrap_or(Exit {
+        // The supervising task ends without a result only when the runtime shuts down, which kills the child.
+        ended.unwrap_or(SandboxExit {
             code: None,
             signal: Some(libc::SIGKILL),
             oom: false,
         })
     }
 
-    /// How it ended, if it has.
-    pub fn exit(&self) -> Option<Exit> {
+    /// How the program ended; none while it runs.
+    pub fn exit(&self) -> Option<SandboxExit> {
         *self.shared.exit.borrow()
     }
 }
 
-impl std::fmt::Debug for Handle {
+impl std::fmt::Debug for SandboxHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handle")
+        f.debug_struct("SandboxHandle")
             .field("pid", &self.pid())
             .field("level", &self.level())
             .finish()

@@ -1,33 +1,33 @@
-//! No walls: a tool server the operator trusts with the host.
+//! The driver without isolation, for tool servers that the operator trusts with the host.
 //!
-//! It still runs under the inner stage, which as subreaper finds and kills whatever it leaves behind, and
-//! which dies with the server.
+//! The program still runs under the inner stage, which as subreaper finds and kills the processes it leaves
+//! behind, and which ends when the server does.
 
 use std::path::PathBuf;
 
 use async_trait::async_trait;
 
-use crate::driver::{Check, Report, Sandbox, SandboxError};
-use crate::handle::Running;
-use crate::launch::{Plan, launch};
-use crate::life::{Kit, supervise};
-use crate::local::words;
+use crate::control_protocol::{AllowedPeers, DescendantCleanup, LaunchOrder, Rlimits};
+use crate::driver::{SandboxCheck, SandboxDriver, SandboxError, SandboxReport};
+use crate::handle::RunningSandbox;
+use crate::launch::{LaunchPlan, launch};
+use crate::local::exec_args;
 use crate::spec::{PATH, WORKSPACE};
-use crate::wire::{Family, Guests, Order, Rlimits};
-use crate::{Level, Paths, Spec};
+use crate::supervise::{SandboxResources, supervise};
+use crate::{IsolationLevel, SandboxPaths, SandboxSpec};
 
-/// What of the server's own environment a host program gets, beside the spec's: enough to find programs and
-/// write files, and nothing that could be a secret.
-const PASSED_ON: [&str; 8] = ["PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "SHELL", "TZ"];
+/// Variables of the server's environment that a host program inherits, in addition to the spec's: enough to
+/// find programs and write files, and none that could hold a secret.
+const INHERITED_ENV: [&str; 8] = ["PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "SHELL", "TZ"];
 
-/// Runs programs on the host itself.
+/// Runs programs directly on the host.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub struct HostDriver {
     client: PathBuf,
 }
 
-impl Host {
-    /// `client`: the `oubliette-client` program, used as inner stage.
+impl HostDriver {
+    /// `client` is the path of `oubliette-client`, used as inner stage.
     pub fn new(client: impl Into<PathBuf>) -> Self {
         Self {
             client: client.into(),
@@ -36,41 +36,41 @@ impl Host {
 }
 
 #[async_trait]
-impl Sandbox for Host {
+impl SandboxDriver for HostDriver {
     fn driver(&self) -> &'static str {
         "host"
     }
 
-    fn level(&self) -> Level {
-        Level::None
+    fn level(&self) -> IsolationLevel {
+        IsolationLevel::None
     }
 
-    async fn probe(&self) -> Report {
+    async fn probe(&self) -> SandboxReport {
         let ok = self.client.exists();
         let check = if ok {
-            Check::good("inner stage", self.client.display().to_string())
+            SandboxCheck::passed("inner stage", self.client.display().to_string())
         } else {
-            Check::bad(
+            SandboxCheck::failed(
                 "inner stage",
                 format!("{} is missing", self.client.display()),
                 REINSTALL,
             )
         };
-        Report {
+        SandboxReport {
             driver: "host",
-            level: Level::None,
+            level: IsolationLevel::None,
             ok,
             checks: vec![check],
         }
     }
 
-    fn paths(&self, spec: &Spec) -> Paths {
-        Paths::of_host(spec, &self.client)
+    fn paths(&self, spec: &SandboxSpec) -> SandboxPaths {
+        SandboxPaths::of_host(spec, &self.client)
     }
 
-    async fn spawn(&self, spec: Spec) -> Result<Running, SandboxError> {
+    async fn spawn(&self, spec: SandboxSpec) -> Result<RunningSandbox, SandboxError> {
         let paths = self.paths(&spec);
-        let mut env: Vec<(String, String)> = PASSED_ON
+        let mut env: Vec<(String, String)> = INHERITED_ENV
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
             .collect();
@@ -80,31 +80,35 @@ impl Sandbox for Host {
         env.extend(
             spec.env
                 .iter()
-                .map(|(name, value)| (name.clone(), paths.see_in(value))),
+                .map(|(name, value)| (name.clone(), paths.rewrite_word(value))),
         );
         // Without a workspace there is no /workspace to start in.
-        let nowhere = spec.workspace.is_none() && spec.cwd.starts_with(WORKSPACE);
-        let order = Order {
-            argv: spec.argv.iter().map(|word| paths.see_in(word)).collect(),
+        let no_workspace = spec.workspace.is_none() && spec.cwd.starts_with(WORKSPACE);
+        let order = LaunchOrder {
+            argv: spec.argv.iter().map(|word| paths.rewrite_word(word)).collect(),
             env,
-            cwd: if nowhere { "/".into() } else { paths.see(&spec.cwd) },
+            cwd: if no_workspace {
+                "/".into()
+            } else {
+                paths.resolve(&spec.cwd)
+            },
             forwards: Vec::new(),
-            guests: Guests::SameUser,
+            allowed_peers: AllowedPeers::SameUser,
             confine: None,
             rlimits: Rlimits::default(),
-            family: Family::Descendants,
+            cleanup: DescendantCleanup::Descendants,
         };
-        let plan = Plan {
-            program: words::of_path(&self.client)?,
-            argv: words::inner(&self.client)?,
-            args: None,
+        let plan = LaunchPlan {
+            program: exec_args::path_cstring(&self.client)?,
+            argv: exec_args::inner_stage_argv(&self.client)?,
+            bwrap_args: None,
             group: None,
         };
         let launched = launch(plan)
             .await
-            .map_err(|error| words::no_client(&self.client, &error))?;
-        let kit = Kit {
-            level: Level::None,
+            .map_err(|error| exec_args::client_start_error(&self.client, &error))?;
+        let kit = SandboxResources {
+            level: IsolationLevel::None,
             paths,
             scratch: None,
         };
@@ -112,6 +116,6 @@ impl Sandbox for Host {
     }
 }
 
-/// The remedy when our own program is missing.
+/// The remedy when `oubliette-client` is missing.
 pub(crate) const REINSTALL: &str =
     "Install Oubliette again: `oubliette-client` belongs beside `oubliette`, or name it in [sandbox] client.";

@@ -1,4 +1,4 @@
-//! One process, started from a thread that never ends.
+//! Starting a sandbox's first process, from a thread that never ends.
 //!
 //! `--die-with-parent` and every other parent-death signal fire when the *thread* that started the child
 //! ends, and the threads of an async runtime come and go: so one thread, kept for the life of the server,
@@ -15,45 +15,47 @@ use std::sync::{Arc, OnceLock, mpsc};
 
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus};
 
-use crate::local::cgroup::Group;
-use crate::wire::CONTROL;
+use crate::control_protocol::CONTROL_FD;
+use crate::local::cgroup::SandboxCgroup;
 
-/// Where bubblewrap reads its arguments.
-pub(crate) const ARGS: RawFd = 4;
-/// Where bubblewrap tells the pid of the inner stage.
-pub(crate) const INFO: RawFd = 5;
+/// File descriptor from which bubblewrap reads its arguments.
+pub(crate) const BWRAP_ARGS_FD: RawFd = 4;
+/// File descriptor to which bubblewrap writes the pid of the inner stage.
+pub(crate) const BWRAP_INFO_FD: RawFd = 5;
 
-/// What to start. The environment is always empty: what the payload gets is in the order.
-pub(crate) struct Plan {
+/// The process to start. Its environment is always empty: the payload's environment is in the [`LaunchOrder`].
+///
+/// [`LaunchOrder`]: crate::control_protocol::LaunchOrder
+pub(crate) struct LaunchPlan {
     pub(crate) program: CString,
     pub(crate) argv: Vec<CString>,
-    /// Bubblewrap's arguments, NUL-separated, for [`ARGS`].
-    pub(crate) args: Option<Vec<u8>>,
-    /// The cgroup to be in before anything else happens.
-    pub(crate) group: Option<Group>,
+    /// Bubblewrap's arguments, NUL-separated, for [`BWRAP_ARGS_FD`].
+    pub(crate) bwrap_args: Option<Vec<u8>>,
+    /// The cgroup to start it in.
+    pub(crate) group: Option<SandboxCgroup>,
 }
 
-/// What has been started.
-pub(crate) struct Launched {
-    pub(crate) child: Child,
+/// A started process and our ends of its pipes.
+pub(crate) struct LaunchedProcess {
+    pub(crate) child: ChildProcess,
     pub(crate) stdin: OwnedFd,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
     pub(crate) control: UnixStream,
-    pub(crate) info: Option<OwnedFd>,
-    pub(crate) group: Option<Group>,
+    pub(crate) bwrap_info: Option<OwnedFd>,
+    pub(crate) group: Option<SandboxCgroup>,
 }
 
 /// A child process, killed and reaped when dropped.
-pub(crate) struct Child {
+pub(crate) struct ChildProcess {
     pub(crate) pid: Pid,
     pub(crate) pidfd: Arc<OwnedFd>,
     reaped: bool,
 }
 
-impl Child {
+impl ChildProcess {
     pub(crate) fn kill(&self) {
-        // It may have gone already: that is what was wanted.
+        // Fails if it has already ended.
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
@@ -66,7 +68,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         if !self.reaped {
             self.kill();
@@ -75,13 +77,14 @@ impl Drop for Child {
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+type LaunchJob = Box<dyn FnOnce() + Send>;
 
-fn starter() -> io::Result<&'static mpsc::Sender<Job>> {
-    static STARTER: OnceLock<Result<mpsc::Sender<Job>, String>> = OnceLock::new();
+/// The queue of the thread that starts all processes; started on first use.
+fn starter() -> io::Result<&'static mpsc::Sender<LaunchJob>> {
+    static STARTER: OnceLock<Result<mpsc::Sender<LaunchJob>, String>> = OnceLock::new();
     STARTER
         .get_or_init(|| {
-            let (sender, jobs) = mpsc::channel::<Job>();
+            let (sender, jobs) = mpsc::channel::<LaunchJob>();
             std::thread::Builder::new()
                 .name("sandbox-start".into())
                 .spawn(move || jobs.into_iter().for_each(|job| job()))
@@ -92,11 +95,11 @@ fn starter() -> io::Result<&'static mpsc::Sender<Job>> {
         .map_err(|error| io::Error::other(error.clone()))
 }
 
-/// Starts it on the starter thread.
-pub(crate) async fn launch(plan: Plan) -> io::Result<Launched> {
+/// Starts a process on the starter thread.
+pub(crate) async fn launch(plan: LaunchPlan) -> io::Result<LaunchedProcess> {
     let (answer, launched) = tokio::sync::oneshot::channel();
-    // If nobody waits any more, the child is dropped here, and so killed.
-    let job: Job = Box::new(move || drop(answer.send(start(plan))));
+    // If the caller has stopped waiting, the child is dropped here, which kills it.
+    let job: LaunchJob = Box::new(move || drop(answer.send(start(plan))));
     starter()?
         .send(job)
         .map_err(|_| io::Error::other("the starter thread has ended"))?;
@@ -105,26 +108,26 @@ pub(crate) async fn launch(plan: Plan) -> io::Result<Launched> {
         .map_err(|_| io::Error::other("the starter thread has ended"))?
 }
 
-fn start(plan: Plan) -> io::Result<Launched> {
+fn start(plan: LaunchPlan) -> io::Result<LaunchedProcess> {
     let (stdin_inside, stdin) = pipe()?;
     let (stdout, stdout_inside) = pipe()?;
     let (stderr, stderr_inside) = pipe()?;
     let (control, control_inside) = UnixStream::pair()?;
-    let args = plan.args.as_ref().map(|_| pipe()).transpose()?;
-    let info = plan.args.as_ref().map(|_| pipe()).transpose()?;
+    let args = plan.bwrap_args.as_ref().map(|_| pipe()).transpose()?;
+    let info = plan.bwrap_args.as_ref().map(|_| pipe()).transpose()?;
 
     let mut inherited: Vec<(BorrowedFd<'_>, RawFd)> = vec![
         (stdin_inside.as_fd(), 0),
         (stdout_inside.as_fd(), 1),
         (stderr_inside.as_fd(), 2),
-        (control_inside.as_fd(), CONTROL),
+        (control_inside.as_fd(), CONTROL_FD),
     ];
-    inherited.extend(args.iter().map(|(read, _)| (read.as_fd(), ARGS)));
-    inherited.extend(info.iter().map(|(_, write)| (write.as_fd(), INFO)));
+    inherited.extend(args.iter().map(|(read, _)| (read.as_fd(), BWRAP_ARGS_FD)));
+    inherited.extend(info.iter().map(|(_, write)| (write.as_fd(), BWRAP_INFO_FD)));
 
     let spawn = || spawn(&plan.program, &plan.argv, &inherited);
     let pid = match &plan.group {
-        Some(group) => group.around(spawn)?,
+        Some(group) => group.spawn_inside(spawn)?,
         None => spawn()?,
     };
     let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
@@ -135,29 +138,29 @@ fn start(plan: Plan) -> io::Result<Launched> {
             return Err(error.into());
         }
     };
-    let child = Child {
+    let child = ChildProcess {
         pid,
         pidfd: Arc::new(pidfd),
         reaped: false,
     };
 
-    // The child cannot have started anything yet: bubblewrap waits for its arguments, the inner stage for
-    // its order. So whatever it starts later is in the cgroup with it, and is first to go when the host
-    // itself runs out of memory.
+    // The child cannot have started anything yet: bubblewrap waits for its arguments, the inner stage for its
+    // launch order. So everything it starts later is in the same cgroup and inherits the raised
+    // oom_score_adj, which makes it the first to be killed when the host itself runs out of memory.
     if let Some(group) = &plan.group {
         group.add(pid)?;
     }
     let _ = std::fs::write(format!("/proc/{}/oom_score_adj", pid.as_raw_pid()), "500");
-    if let (Some(bytes), Some((_, write))) = (&plan.args, args) {
-        feed(write, bytes)?;
+    if let (Some(bytes), Some((_, write))) = (&plan.bwrap_args, args) {
+        write_and_close(write, bytes)?;
     }
-    Ok(Launched {
+    Ok(LaunchedProcess {
         child,
         stdin,
         stdout,
         stderr,
         control,
-        info: info.map(|(read, _)| read),
+        bwrap_info: info.map(|(read, _)| read),
         group: plan.group,
     })
 }
@@ -166,8 +169,9 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
 
-/// Writes the whole and closes. The pipe is made to hold it all: a reader that hangs must not hang us.
-fn feed(pipe: OwnedFd, bytes: &[u8]) -> io::Result<()> {
+/// Writes all bytes to a pipe and closes it. The pipe's buffer is enlarged to hold them all, so that a reader
+/// that hangs cannot block this thread.
+fn write_and_close(pipe: OwnedFd, bytes: &[u8]) -> io::Result<()> {
     const DEFAULT: usize = 65_536;
     if bytes.len() > DEFAULT {
         rustix::pipe::fcntl_setpipe_size(&pipe, bytes.len())?;

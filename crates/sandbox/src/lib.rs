@@ -1,33 +1,35 @@
-//! Where agents and tool servers run.
+//! Sandboxes for agents and tool servers.
 //!
-//! This crate starts a program in a place it cannot leave, and ends it with everything it started. It
-//! knows no agent, no tool and no session: whoever builds the [`Spec`] does.
+//! This crate starts a program with limited access to the host, and ends it together with every process it
+//! started. It knows nothing of agents, tools or sessions: those are known to the code that builds the
+//! [`SandboxSpec`].
 //!
 //! In the order data flows:
 //!
-//! - [`spec`]: what to run and what it may see: mounts, sockets, forwards, environment, limits.
-//! - [`level`]: how strong the walls are.
-//! - `driver`: the [`Sandbox`] trait, its errors and its [`Report`]; [`paths`]: what is where inside.
-//! - `local`: the driver without a daemon: bubblewrap for namespaces, else Landlock alone; cgroups.
-//! - `host`: the driver without walls, for tool servers the operator trusts.
-//! - `launch`: one process started from a thread that never ends; `life`: from then until it is reaped;
-//!   `handle`: a hold on it.
-//! - `wire`: what the driver and the inner stage say to each other.
-//! - [`inner`]: the inner stage, pid 1 of every sandbox; part of `oubliette-client`.
-//! - `stop`, `disk`: ending a tool server politely; watching how much a workspace holds.
-//! - `slice`: how long a thread has the processor at once; here because it takes unsafe code to ask.
+//! - [`spec`]: what to run and what it may access: mounts, sockets, port forwards, environment, limits.
+//! - [`level`]: the isolation levels.
+//! - `driver`: the [`SandboxDriver`] trait, its errors and its [`SandboxReport`]; [`paths`]: where a spec's
+//!   paths are from the program's view.
+//! - `local`: the driver that needs no daemon: bubblewrap for namespaces, else Landlock alone; cgroups.
+//! - `host`: the driver without isolation, for tool servers the operator trusts.
+//! - `launch`: starts a process, from a thread that never ends; `supervise`: runs it until it is reaped;
+//!   `handle`: controls it.
+//! - `control_protocol`: the messages between the driver and the inner stage.
+//! - [`inner`]: the inner stage, the first process (pid 1) of every sandbox; part of `oubliette-client`.
+//! - `stop`: ends a tool server gracefully; `disk_usage`: measures the size of a workspace.
+//! - `time_slice`: requests a scheduler time slice for a thread; it is here because that needs unsafe code.
 //!
 //! Without the feature `driver` only the inner stage is built.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod control_protocol;
 pub mod inner;
 pub mod level;
 pub mod spec;
-mod wire;
 
 #[cfg(feature = "driver")]
-mod disk;
+mod disk_usage;
 #[cfg(feature = "driver")]
 mod driver;
 #[cfg(feature = "driver")]
@@ -37,32 +39,34 @@ mod host;
 #[cfg(feature = "driver")]
 mod launch;
 #[cfg(feature = "driver")]
-mod life;
-#[cfg(feature = "driver")]
 mod local;
 #[cfg(feature = "driver")]
 pub mod paths;
 #[cfg(feature = "driver")]
-mod slice;
-#[cfg(feature = "driver")]
 mod stop;
+#[cfg(feature = "driver")]
+mod supervise;
+#[cfg(feature = "driver")]
+mod time_slice;
 
-pub use level::Level;
-pub use spec::{Access, Forward, Limits, Mount, Network, Socket, Spec};
+pub use level::IsolationLevel;
+pub use spec::{
+    BindMount, MountAccess, PortForward, ResourceLimits, SandboxNetwork, SandboxSpec, SocketMount,
+};
 
 #[cfg(feature = "driver")]
-pub use disk::{DiskWatch, Usage, disk_usage};
+pub use disk_usage::{DiskUsage, DiskWatch, disk_usage};
 #[cfg(feature = "driver")]
-pub use driver::{Check, Report, Sandbox, SandboxError};
+pub use driver::{SandboxCheck, SandboxDriver, SandboxError, SandboxReport};
 #[cfg(feature = "driver")]
-pub use handle::{Exit, Handle, Running};
+pub use handle::{RunningSandbox, SandboxExit, SandboxHandle};
 #[cfg(feature = "driver")]
-pub use host::Host;
+pub use host::HostDriver;
 #[cfg(feature = "driver")]
-pub use local::{Local, LocalConfig};
+pub use local::{LocalDriver, LocalDriverConfig};
 #[cfg(feature = "driver")]
-pub use paths::Paths;
+pub use paths::SandboxPaths;
 #[cfg(feature = "driver")]
-pub use slice::ask_slices;
+pub use stop::{StopTimeouts, stop};
 #[cfg(feature = "driver")]
-pub use stop::{Grace, stop};
+pub use time_slice::request_time_slice;

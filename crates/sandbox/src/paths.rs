@@ -1,60 +1,60 @@
-//! What is where inside.
+//! Where a program in a sandbox sees the paths of its spec.
 
 use std::path::{Path, PathBuf};
 
-use crate::spec::{CLIENT, HOME, Spec, WORKSPACE};
+use crate::spec::{CLIENT, HOME, SandboxSpec, WORKSPACE};
 
-/// How a spec's inside paths look to the program.
+/// Maps a spec's inside paths to the paths the program sees.
 ///
-/// In a mount namespace they are what the spec says. Without one (levels `landlock` and `none`) there is no
-/// `/workspace`: the program sees the host's own paths, and [`Paths::see`] tells which.
+/// In a mount namespace they are the same. Without one (levels `landlock` and `none`) there is no `/workspace`:
+/// the program sees the host's paths, and [`SandboxPaths::resolve`] returns them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Paths {
-    /// Inside path, host path; longest inside path first.
-    moved: Vec<(PathBuf, PathBuf)>,
+pub struct SandboxPaths {
+    /// Pairs of inside path and host path that differ; deepest inside path first.
+    host_paths: Vec<(PathBuf, PathBuf)>,
 }
 
-impl Paths {
-    /// Everything is where the spec says.
+impl SandboxPaths {
+    /// The identity mapping, for a mount namespace.
     pub fn as_specified() -> Self {
         Self::default()
     }
 
-    /// Everything is where it is on the host.
-    pub(crate) fn of_host(spec: &Spec, client: &Path) -> Self {
-        let mut moved: Vec<(PathBuf, PathBuf)> = Vec::new();
-        moved.extend(
+    /// The mapping to host paths, for a sandbox without a mount namespace.
+    pub(crate) fn of_host(spec: &SandboxSpec, client: &Path) -> Self {
+        let mut host_paths: Vec<(PathBuf, PathBuf)> = Vec::new();
+        host_paths.extend(
             spec.workspace
                 .iter()
                 .map(|host| (PathBuf::from(WORKSPACE), host.clone())),
         );
-        moved.extend(spec.home.iter().map(|host| (PathBuf::from(HOME), host.clone())));
-        moved.extend(
+        host_paths.extend(spec.home.iter().map(|host| (PathBuf::from(HOME), host.clone())));
+        host_paths.extend(
             spec.mounts
                 .iter()
                 .map(|mount| (mount.inside.clone(), mount.host.clone())),
         );
-        moved.extend(
+        host_paths.extend(
             spec.sockets
                 .iter()
                 .map(|socket| (socket.inside.clone(), socket.host.clone())),
         );
-        if !moved.iter().any(|(inside, _)| inside == Path::new(CLIENT)) {
-            moved.push((PathBuf::from(CLIENT), client.to_path_buf()));
+        if !host_paths.iter().any(|(inside, _)| inside == Path::new(CLIENT)) {
+            host_paths.push((PathBuf::from(CLIENT), client.to_path_buf()));
         }
-        moved.retain(|(inside, host)| inside != host);
-        moved.sort_by_key(|(inside, _)| std::cmp::Reverse(inside.components().count()));
-        Self { moved }
+        host_paths.retain(|(inside, host)| inside != host);
+        host_paths.sort_by_key(|(inside, _)| std::cmp::Reverse(inside.components().count()));
+        Self { host_paths }
     }
 
-    /// The path under which the program finds what the spec calls `inside`.
-    pub fn see(&self, inside: impl AsRef<Path>) -> PathBuf {
+    /// The path under which the program sees what the spec calls `inside`.
+    pub fn resolve(&self, inside: impl AsRef<Path>) -> PathBuf {
         let inside = inside.as_ref();
-        self.moved
+        self.host_paths
             .iter()
             .find_map(|(from, to)| {
                 let rest = inside.strip_prefix(from).ok()?;
-                // Joining an empty rest would add a slash, which a file does not bear.
+                // Joining an empty rest would add a trailing slash, which is an error for a file.
                 Some(if rest.as_os_str().is_empty() {
                     to.clone()
                 } else {
@@ -64,19 +64,19 @@ impl Paths {
             .unwrap_or_else(|| inside.to_path_buf())
     }
 
-    /// A word of argv or environment: if it is an inside path, or a `:` list with such paths, as the
-    /// program sees it; else unchanged.
-    pub(crate) fn see_in(&self, word: &str) -> String {
-        if self.moved.is_empty() || !word.contains('/') {
+    /// Rewrites an argument or environment value: inside paths, also in a `:`-separated list, become the paths
+    /// the program sees; everything else is unchanged.
+    pub(crate) fn rewrite_word(&self, word: &str) -> String {
+        if self.host_paths.is_empty() || !word.contains('/') {
             return word.to_owned();
         }
         let seen: Vec<String> = word
             .split(':')
             .map(|part| {
                 let path = Path::new(part);
-                let below = self.moved.iter().any(|(from, _)| path.starts_with(from));
+                let below = self.host_paths.iter().any(|(from, _)| path.starts_with(from));
                 if below {
-                    self.see(path).to_string_lossy().into_owned()
+                    self.resolve(path).to_string_lossy().into_owned()
                 } else {
                     part.to_owned()
                 }
@@ -89,34 +89,40 @@ impl Paths {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Mount, Socket};
+    use crate::spec::{BindMount, SocketMount};
 
-    fn paths() -> Paths {
-        let mut spec = Spec::new("t", ["true"]);
+    fn paths() -> SandboxPaths {
+        let mut spec = SandboxSpec::new("t", ["true"]);
         spec.workspace = Some("/srv/w".into());
-        spec.mounts = vec![Mount::read_only("/srv/deep", "/workspace/deep")];
-        spec.sockets = vec![Socket::new("/run/s/relay.sock", "/mcp/relay.sock")];
-        Paths::of_host(&spec, Path::new("/usr/lib/oubliette-client"))
+        spec.mounts = vec![BindMount::read_only("/srv/deep", "/workspace/deep")];
+        spec.sockets = vec![SocketMount::new("/run/s/relay.sock", "/mcp/relay.sock")];
+        SandboxPaths::of_host(&spec, Path::new("/usr/lib/oubliette-client"))
     }
 
     #[test]
     fn the_deepest_mount_wins() {
-        assert_eq!(paths().see("/workspace"), Path::new("/srv/w"));
-        assert_eq!(paths().see("/workspace/a/b"), Path::new("/srv/w/a/b"));
-        assert_eq!(paths().see("/workspace/deep/b"), Path::new("/srv/deep/b"));
-        assert_eq!(paths().see("/workspacex"), Path::new("/workspacex"));
-        assert_eq!(paths().see(CLIENT), Path::new("/usr/lib/oubliette-client"));
+        assert_eq!(paths().resolve("/workspace"), Path::new("/srv/w"));
+        assert_eq!(paths().resolve("/workspace/a/b"), Path::new("/srv/w/a/b"));
+        assert_eq!(paths().resolve("/workspace/deep/b"), Path::new("/srv/deep/b"));
+        assert_eq!(paths().resolve("/workspacex"), Path::new("/workspacex"));
+        assert_eq!(paths().resolve(CLIENT), Path::new("/usr/lib/oubliette-client"));
     }
 
     #[test]
-    fn words_are_changed_only_where_they_are_paths() {
-        assert_eq!(paths().see_in("/mcp/relay.sock"), "/run/s/relay.sock");
-        assert_eq!(paths().see_in("/workspace/bin:/usr/bin"), "/srv/w/bin:/usr/bin");
+    fn words_are_rewritten_only_where_they_are_paths() {
+        assert_eq!(paths().rewrite_word("/mcp/relay.sock"), "/run/s/relay.sock");
         assert_eq!(
-            paths().see_in("http://127.0.0.1:1/workspace"),
+            paths().rewrite_word("/workspace/bin:/usr/bin"),
+            "/srv/w/bin:/usr/bin"
+        );
+        assert_eq!(
+            paths().rewrite_word("http://127.0.0.1:1/workspace"),
             "http://127.0.0.1:1/workspace"
         );
-        assert_eq!(paths().see_in("look in /workspace"), "look in /workspace");
-        assert_eq!(Paths::as_specified().see_in("/workspace"), "/workspace");
+        assert_eq!(paths().rewrite_word("look in /workspace"), "look in /workspace");
+        assert_eq!(
+            SandboxPaths::as_specified().rewrite_word("/workspace"),
+            "/workspace"
+        );
     }
 }

@@ -1,49 +1,50 @@
-//! What to run, and what it may see.
+//! What to run in a sandbox, and what it may access.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the workspace is inside.
+/// The workspace's path inside.
 pub const WORKSPACE: &str = "/workspace";
-/// Where the private home is inside.
+/// The private home's path inside.
 pub const HOME: &str = "/home/agent";
-/// Where every sandbox has `oubliette-client`, which is also its inner stage.
+/// The path inside of `oubliette-client`, which is also the inner stage.
 pub const CLIENT: &str = "/opt/oubliette/oubliette-client";
-/// The search path inside, unless the spec's environment sets another.
+/// PATH inside, unless the spec's environment sets it.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// One program in one sandbox. Its stdin, stdout and stderr are always pipes.
 ///
-/// Paths other than `host` fields are as seen inside. A driver that cannot give them (see
-/// [`crate::Paths`]) rewrites them in `argv`, `env` and `cwd` to what is there.
+/// Paths other than the `host` fields are as seen inside. A driver without a mount namespace rewrites them in
+/// `argv`, `env` and `cwd` to host paths (see [`crate::SandboxPaths`]).
 #[derive(Clone)]
-pub struct Spec {
-    /// For logs and cgroup names: a session id, a tool server's id.
+pub struct SandboxSpec {
+    /// Name for logs: a session id or a tool server's id.
     pub label: String,
-    /// Host directory at `/workspace`, writable.
+    /// Host directory mounted writable at `/workspace`.
     pub workspace: Option<PathBuf>,
-    /// Host directory at `/home/agent`, writable; without it the home is empty and forgotten at the end.
+    /// Host directory mounted writable at `/home/agent`; without it, the home is an empty temporary directory.
     pub home: Option<PathBuf>,
-    /// More of the host.
-    pub mounts: Vec<Mount>,
-    /// Unix sockets of the server.
-    pub sockets: Vec<Socket>,
-    /// TCP ports inside that lead to such sockets.
-    pub forwards: Vec<Forward>,
-    /// The whole environment, beside PATH, HOME, TMPDIR, LANG and USER, which it may override.
+    /// Further files and directories of the host.
+    pub mounts: Vec<BindMount>,
+    /// Unix sockets of the host.
+    pub sockets: Vec<SocketMount>,
+    /// TCP ports inside that are forwarded to such sockets.
+    pub forwards: Vec<PortForward>,
+    /// Environment variables, in addition to PATH, HOME, TMPDIR, LANG and USER, which they override. Nothing
+    /// else is inherited.
     pub env: Vec<(String, String)>,
-    /// The network.
-    pub network: Network,
-    /// How much of the machine it may use.
-    pub limits: Limits,
+    /// Network access.
+    pub network: SandboxNetwork,
+    /// Resource limits.
+    pub limits: ResourceLimits,
     /// The program and its arguments; the program is searched in PATH.
     pub argv: Vec<String>,
     /// The working directory.
     pub cwd: PathBuf,
 }
 
-impl Spec {
+impl SandboxSpec {
     /// A program with no mounts, no network and the default limits, started in `/workspace`.
     pub fn new(label: impl Into<String>, argv: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
@@ -54,18 +55,18 @@ impl Spec {
             sockets: Vec::new(),
             forwards: Vec::new(),
             env: Vec::new(),
-            network: Network::None,
-            limits: Limits::default(),
+            network: SandboxNetwork::None,
+            limits: ResourceLimits::default(),
             argv: argv.into_iter().map(Into::into).collect(),
             cwd: PathBuf::from(WORKSPACE),
         }
     }
 }
 
-// The environment holds secrets: only its names are shown.
-impl std::fmt::Debug for Spec {
+// The environment and the arguments may hold secrets: only variable names and the program are shown.
+impl std::fmt::Debug for SandboxSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Spec")
+        f.debug_struct("SandboxSpec")
             .field("label", &self.label)
             .field("workspace", &self.workspace)
             .field("home", &self.home)
@@ -81,34 +82,34 @@ impl std::fmt::Debug for Spec {
     }
 }
 
-/// What may be done with a mount.
+/// Access to a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub enum MountAccess {
     /// Read and execute.
     ReadOnly,
-    /// Everything.
+    /// Read, execute and write.
     ReadWrite,
 }
 
-/// A file or directory of the host, seen inside.
+/// A file or directory of the host that is visible inside.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
-    /// Where it is on the host. It must exist.
+pub struct BindMount {
+    /// Its path on the host. It must exist.
     pub host: PathBuf,
-    /// Where it is inside; parents are made.
+    /// Its path inside; missing parent directories are created.
     pub inside: PathBuf,
-    /// What may be done with it.
-    pub access: Access,
+    /// Whether it is writable.
+    pub access: MountAccess,
 }
 
-impl Mount {
+impl BindMount {
     /// A read-only mount.
     pub fn read_only(host: impl Into<PathBuf>, inside: impl Into<PathBuf>) -> Self {
         Self {
             host: host.into(),
             inside: inside.into(),
-            access: Access::ReadOnly,
+            access: MountAccess::ReadOnly,
         }
     }
 
@@ -117,22 +118,22 @@ impl Mount {
         Self {
             host: host.into(),
             inside: inside.into(),
-            access: Access::ReadWrite,
+            access: MountAccess::ReadWrite,
         }
     }
 }
 
-/// A Unix socket of the host, connectable inside. It must be listening already.
+/// A Unix socket of the host that programs inside can connect to. It must exist already.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Socket {
-    /// Where it is on the host.
+pub struct SocketMount {
+    /// Its path on the host.
     pub host: PathBuf,
-    /// Where it is inside.
+    /// Its path inside.
     pub inside: PathBuf,
 }
 
-impl Socket {
-    /// A socket seen inside.
+impl SocketMount {
+    /// A socket at `inside` that leads to `host`.
     pub fn new(host: impl Into<PathBuf>, inside: impl Into<PathBuf>) -> Self {
         Self {
             host: host.into(),
@@ -141,45 +142,46 @@ impl Socket {
     }
 }
 
-/// `127.0.0.1:port` inside, carried to a Unix socket.
+/// Forwards connections to `127.0.0.1:port` inside to a Unix socket.
 ///
-/// With [`Network::Host`] the port is one of the host's: it must be free there, and only the server's own user
-/// may connect to it. At
-/// [`crate::Level::Landlock`] there are no inet sockets, so forwards are not served.
+/// With [`SandboxNetwork::Host`] the port is opened on the host: it must be free there, and only processes
+/// of the server's own user may connect. At
+/// [`crate::IsolationLevel::Landlock`] inet sockets are forbidden, so forwards are not served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Forward {
+pub struct PortForward {
     /// The TCP port.
     pub port: u16,
-    /// The socket, as seen inside: the `inside` of a [`Socket`].
+    /// The socket, as seen inside: the `inside` of a [`SocketMount`].
     pub socket: PathBuf,
 }
 
-/// Which network is inside.
+/// Network access of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Network {
-    /// Loopback alone, its own.
+pub enum SandboxNetwork {
+    /// Only a loopback interface of its own.
     #[default]
     None,
-    /// The host's.
+    /// The host's network.
     Host,
 }
 
-/// How much of the machine a sandbox may use. `None` is without a limit.
+/// Resource limits of a sandbox. `None` means unlimited.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
-    /// Memory of the whole tree, in MiB.
+pub struct ResourceLimits {
+    /// Memory of the whole process tree, in MiB; of each process where there are no cgroups. Default 4096.
     pub memory_mb: Option<u64>,
-    /// Processors, in fractions.
+    /// Number of processors, fractions allowed; not enforced without cgroups. Default unlimited.
     pub cpus: Option<f64>,
-    /// Processes and threads of the whole tree.
+    /// Processes and threads of the whole tree. Default 1024.
     pub pids: Option<u64>,
-    /// The largest file it may write, in MiB; the sum is for [`crate::DiskWatch`] to watch.
+    /// Maximum size of a single written file, in MiB; the sum is watched by [`crate::DiskWatch`]. Default
+    /// unlimited.
     pub workspace_mb: Option<u64>,
-    /// Open files of each process.
+    /// Open files of each process. Default 65536.
     pub open_files: Option<u64>,
 }
 
-impl Default for Limits {
+impl Default for ResourceLimits {
     fn default() -> Self {
         Self {
             memory_mb: Some(4096),

@@ -1,21 +1,21 @@
-//! Ending a tool server politely.
+//! Graceful shutdown of a tool server.
 
 use std::time::Duration;
 
 use tokio::process::ChildStdin;
 
-use crate::{Exit, Handle};
+use crate::{SandboxExit, SandboxHandle};
 
 /// How long each step of [`stop`] waits.
 #[derive(Debug, Clone, Copy)]
-pub struct Grace {
-    /// After closing stdin.
+pub struct StopTimeouts {
+    /// Wait after closing stdin, before SIGTERM. Default 500 ms.
     pub close: Duration,
-    /// After SIGTERM.
+    /// Wait after SIGTERM, before SIGKILL. Default 500 ms.
     pub terminate: Duration,
 }
 
-impl Default for Grace {
+impl Default for StopTimeouts {
     fn default() -> Self {
         Self {
             close: Duration::from_millis(500),
@@ -24,11 +24,11 @@ impl Default for Grace {
     }
 }
 
-/// Closes stdin, waits; sends SIGTERM, waits; kills. When it returns the whole tree is gone.
+/// Closes stdin, waits; sends SIGTERM, waits; kills. When it returns, the whole process tree is gone.
 ///
-/// This is the order MCP asks of whoever starts a stdio server. Whatever outlives the program itself is
-/// killed at every step.
-pub async fn stop(stdin: Option<ChildStdin>, handle: &Handle, grace: Grace) -> Exit {
+/// MCP prescribes this order for clients that start a stdio server. Whenever the program itself ends, the
+/// processes it left behind are killed.
+pub async fn stop(stdin: Option<ChildStdin>, handle: &SandboxHandle, grace: StopTimeouts) -> SandboxExit {
     drop(stdin);
     if let Ok(exit) = tokio::time::timeout(grace.close, handle.wait()).await {
         return exit;

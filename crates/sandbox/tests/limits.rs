@@ -1,12 +1,13 @@
-//! How much of the machine a sandbox may use.
+//! Resource limits of sandboxes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 
-use common::{Rig, heard};
-use oubliette_sandbox::{DiskWatch, Limits, Report, Sandbox};
+use common::{SandboxFixture, wait_for_output};
+use oubliette_sandbox::{DiskWatch, ResourceLimits, SandboxDriver, SandboxReport};
 
-fn kept(report: &Report, name: &str) -> String {
+/// The detail of the report's check with this name.
+fn check_detail(report: &SandboxReport, name: &str) -> String {
     report
         .checks
         .iter()
@@ -18,32 +19,32 @@ fn kept(report: &Report, name: &str) -> String {
 
 #[tokio::test]
 async fn a_fork_bomb_is_bounded() {
-    let rig = Rig::new().await;
-    if kept(&rig.report().await, "process limit") == "not kept" {
+    let fixture = SandboxFixture::new().await;
+    if check_detail(&fixture.report().await, "process limit") == "not kept" {
         eprintln!("skipped: root without cgroups cannot be bounded, and the report says so");
         return;
     }
-    let mut spec = rig.spec(["fork"]);
-    spec.limits = Limits {
+    let mut spec = fixture.spec(["fork"]);
+    spec.limits = ResourceLimits {
         pids: Some(40),
-        ..Limits::default()
+        ..ResourceLimits::default()
     };
-    let outcome = rig.run(spec).await;
+    let outcome = fixture.run(spec).await;
     let (count, why) = outcome.out.trim().split_once(" then ").expect(&outcome.out);
     assert!(count.parse::<u32>().unwrap() <= 40, "{outcome:?}");
     assert_eq!(why, "EAGAIN");
 }
 
 #[tokio::test]
-async fn a_memory_hog_is_ended_and_told_apart() {
-    let rig = Rig::new().await;
-    let mut spec = rig.spec(["allocate", "400"]);
-    spec.limits = Limits {
+async fn exceeding_the_memory_limit_is_reported_as_out_of_memory() {
+    let fixture = SandboxFixture::new().await;
+    let mut spec = fixture.spec(["allocate", "400"]);
+    spec.limits = ResourceLimits {
         memory_mb: Some(100),
-        ..Limits::default()
+        ..ResourceLimits::default()
     };
-    let outcome = rig.run(spec).await;
-    if kept(&rig.report().await, "memory limit").starts_with("cgroup") {
+    let outcome = fixture.run(spec).await;
+    if check_detail(&fixture.report().await, "memory limit").starts_with("cgroup") {
         assert_eq!(
             (outcome.exit.signal, outcome.exit.oom),
             (Some(libc::SIGKILL), true),
@@ -52,39 +53,39 @@ async fn a_memory_hog_is_ended_and_told_apart() {
     } else {
         assert_eq!(outcome.out, "allocate: ENOMEM\n", "{outcome:?}");
     }
-    let mut spec = rig.spec(["allocate", "40"]);
-    spec.limits = Limits {
+    let mut spec = fixture.spec(["allocate", "40"]);
+    spec.limits = ResourceLimits {
         memory_mb: Some(100),
-        ..Limits::default()
+        ..ResourceLimits::default()
     };
-    assert_eq!(rig.run(spec).await.out, "allocate: ok (40)\n");
+    assert_eq!(fixture.run(spec).await.out, "allocate: ok (40)\n");
 }
 
 #[tokio::test]
-async fn files_in_memory_are_bounded() {
-    let rig = Rig::new().await;
+async fn tmpfs_sizes_are_bounded() {
+    let fixture = SandboxFixture::new().await;
     for place in ["/tmp", "/dev/shm", "/run"] {
-        let mut spec = rig.spec(["fill", place]);
-        spec.limits = Limits {
+        let mut spec = fixture.spec(["fill", place]);
+        spec.limits = ResourceLimits {
             memory_mb: Some(128),
-            ..Limits::default()
+            ..ResourceLimits::default()
         };
-        let outcome = rig.run(spec).await;
+        let outcome = fixture.run(spec).await;
         let count: u32 = outcome.out.split_whitespace().next().unwrap().parse().unwrap();
         assert!(count <= 64, "{place}: {outcome:?}");
     }
 }
 
 #[tokio::test]
-async fn filling_the_disk_is_noticed() {
-    let rig = Rig::new().await;
-    let mut spec = rig.spec(["fill", "/workspace"]);
-    spec.limits = Limits {
+async fn exceeding_the_disk_limit_is_detected() {
+    let fixture = SandboxFixture::new().await;
+    let mut spec = fixture.spec(["fill", "/workspace"]);
+    spec.limits = ResourceLimits {
         workspace_mb: Some(8),
-        ..Limits::default()
+        ..ResourceLimits::default()
     };
-    let running = rig.start(spec).await;
-    let usage = DiskWatch::new([rig.path("workspace")], 8)
+    let running = fixture.start(spec).await;
+    let usage = DiskWatch::new([fixture.path("workspace")], 8)
         .every(std::time::Duration::from_millis(5))
         .exceeded()
         .await;
@@ -94,36 +95,36 @@ async fn filling_the_disk_is_noticed() {
 }
 
 #[tokio::test]
-async fn one_file_cannot_outgrow_the_limit() {
-    let rig = Rig::new().await;
-    let mut spec = rig.command(["sh", "-c", "head -c 9000000 /dev/zero > big; wc -c < big"]);
-    spec.limits = Limits {
+async fn one_file_cannot_exceed_the_limit() {
+    let fixture = SandboxFixture::new().await;
+    let mut spec = fixture.command(["sh", "-c", "head -c 9000000 /dev/zero > big; wc -c < big"]);
+    spec.limits = ResourceLimits {
         workspace_mb: Some(8),
-        ..Limits::default()
+        ..ResourceLimits::default()
     };
-    assert_eq!(rig.run(spec).await.out, format!("{}\n", 8 << 20));
+    assert_eq!(fixture.run(spec).await.out, format!("{}\n", 8 << 20));
 }
 
 #[tokio::test]
 async fn open_files_are_bounded() {
-    let rig = Rig::new().await;
-    let mut spec = rig.command(["sh", "-c", "ulimit -n; ulimit -Hn"]);
-    spec.limits = Limits {
+    let fixture = SandboxFixture::new().await;
+    let mut spec = fixture.command(["sh", "-c", "ulimit -n; ulimit -Hn"]);
+    spec.limits = ResourceLimits {
         open_files: Some(100),
-        ..Limits::default()
+        ..ResourceLimits::default()
     };
-    assert_eq!(rig.run(spec).await.out, "100\n100\n");
+    assert_eq!(fixture.run(spec).await.out, "100\n100\n");
 }
 
 #[tokio::test]
 async fn cgroups_are_removed_at_the_end() {
-    let rig = Rig::new().await;
-    if !kept(&rig.report().await, "process limit").starts_with("cgroup") {
+    let fixture = SandboxFixture::new().await;
+    if !check_detail(&fixture.report().await, "process limit").starts_with("cgroup") {
         eprintln!("skipped: no cgroups here");
         return;
     }
-    let mut running = rig.start(rig.spec(["wait"])).await;
-    heard(&mut running, "waiting").await;
+    let mut running = fixture.start(fixture.spec(["wait"])).await;
+    wait_for_output(&mut running, "waiting").await;
     let groups = groups_of(running.handle.pid());
     assert!(!groups.is_empty());
     running.handle.kill();
@@ -132,40 +133,40 @@ async fn cgroups_are_removed_at_the_end() {
 }
 
 #[tokio::test]
-async fn cgroups_a_killed_server_left_are_removed_at_the_next_start() {
-    let rig = Rig::new().await;
-    if !kept(&rig.report().await, "process limit").starts_with("cgroup") {
+async fn cgroups_left_by_a_killed_server_are_removed_at_the_next_start() {
+    let fixture = SandboxFixture::new().await;
+    if !check_detail(&fixture.report().await, "process limit").starts_with("cgroup") {
         eprintln!("skipped: no cgroups here");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let mark = common::mark(dir.path());
-    let mut server = std::process::Command::new(common::helper())
+    let mark = common::unique_mark(dir.path());
+    let mut server = std::process::Command::new(common::inside_program())
         .args(["hold-namespaces", dir.path().to_str().unwrap(), &mark])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
     let mut said = [0; 8];
     std::io::Read::read_exact(&mut server.stdout.take().unwrap(), &mut said).unwrap();
-    let mut held = common::processes(&mark).into_iter().map(i32::unsigned_abs);
+    let mut held = common::processes_with(&mark).into_iter().map(i32::unsigned_abs);
     let groups = groups_of(held.find(|pid| *pid != server.id()).unwrap());
     server.kill().unwrap();
     server.wait().unwrap();
     assert!(!groups.is_empty() && groups.iter().all(|group| group.exists()));
-    let config = oubliette_sandbox::LocalConfig {
-        client: common::helper(),
-        minimum: oubliette_sandbox::Level::Namespaces,
+    let config = oubliette_sandbox::LocalDriverConfig {
+        client: common::inside_program(),
+        minimum: oubliette_sandbox::IsolationLevel::Namespaces,
         bwrap: None,
         run_dir: dir.path().into(),
     };
-    // The kernel may need a moment to let go of the dead; a server looks once at each start.
+    // A group may stay busy for a moment after its processes died; a driver tries to remove it once, at its start.
     while groups.iter().any(|group| group.exists()) {
-        let next = oubliette_sandbox::Local::new(config.clone()).await.unwrap();
+        let next = oubliette_sandbox::LocalDriver::new(config.clone()).await.unwrap();
         assert!(next.probe().await.ok);
     }
 }
 
-/// Directories of the cgroups of ours that a process is in.
+/// Directories of Oubliette's cgroups that a process is in.
 fn groups_of(pid: u32) -> Vec<std::path::PathBuf> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let one = |line: &str| {
@@ -178,9 +179,9 @@ fn groups_of(pid: u32) -> Vec<std::path::PathBuf> {
 }
 
 #[tokio::test]
-async fn the_report_says_how_each_limit_is_kept() {
-    let rig = Rig::new().await;
-    let report = rig.report().await;
+async fn the_report_says_how_each_limit_is_enforced() {
+    let fixture = SandboxFixture::new().await;
+    let report = fixture.report().await;
     assert!(report.ok);
     for name in [
         "bubblewrap",

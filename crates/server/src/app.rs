@@ -1,4 +1,4 @@
-//! The server's parts, put together once and shared by every door.
+//! The server's parts, built once at start and shared by every door.
 
 use std::{
     path::Path,
@@ -10,108 +10,108 @@ use std::{
 };
 
 use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
-use oubliette_home::{Home, Library};
+use oubliette_home::{DefinitionLibrary, HomeDir};
 use oubliette_protocol::{Error, Result, TokenId};
-use oubliette_sandbox::{Host, Local, LocalConfig, Sandbox};
-use oubliette_session::{Deps, Programs, Sessions};
+use oubliette_sandbox::{HostDriver, LocalDriver, LocalDriverConfig, SandboxDriver};
+use oubliette_session::{ProgramPaths, SessionDeps, Sessions};
 use oubliette_store::{AuditEntry, Store};
 use oubliette_tools::{CallThreads, ProcessEnvironment};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    auth::{Auth, limit::Buckets},
-    config::Config,
-    doors::mcp::listeners::Listeners,
-    links::Links,
+    auth::{Authenticator, rate_limit::RateLimiter},
+    config::ServerConfig,
+    doors::mcp::mcp_sessions::McpSessions,
     metrics::Metrics,
-    walls::Walls,
+    sandbox_status::SandboxStatus,
+    session_services::SessionServices,
 };
 
 /// Everything a door or an action may need.
 pub struct App {
     /// The home directory.
-    pub home: Arc<Home>,
-    /// The configuration.
-    pub config: Config,
-    /// The durable truth.
+    pub home: Arc<HomeDir>,
+    /// The configuration, validated.
+    pub config: ServerConfig,
+    /// The database.
     pub store: Store,
-    /// Makes grants.
-    pub auth: Arc<Auth>,
-    /// Agents and catalog.
-    pub library: Arc<Library>,
-    /// Where sessions run.
-    pub sandbox: Walls,
-    /// Every session.
+    /// Authenticates requests and makes their grants.
+    pub auth: Arc<Authenticator>,
+    /// Agent definitions and the tool catalog, as files in the home.
+    pub library: Arc<DefinitionLibrary>,
+    /// The sandbox driver and its probe report.
+    pub sandbox: SandboxStatus,
+    /// Starts, finds and ends sessions.
     pub sessions: Arc<Sessions>,
-    /// Counters.
+    /// Counters of requests and actions since the start.
     pub metrics: Metrics,
-    /// Requests of each token.
-    pub rate: Buckets<TokenId>,
+    /// Limits the request rate of each token.
+    pub rate_limit: RateLimiter<TokenId>,
     /// When the server started.
     pub started: Instant,
     /// Stateful MCP sessions.
-    pub listeners: Listeners,
-    /// Cancelled when the server stops: what is only held open ends, what is being done is finished.
+    pub mcp_sessions: McpSessions,
+    /// Cancelled when the server begins to stop: open streams end, requests in progress are finished.
     pub stopping: CancellationToken,
-    /// Cancelled when that is done, or took too long.
+    /// Cancelled when all requests are finished, or when finishing them took too long.
     pub stopped: CancellationToken,
-    /// Where calls are made.
-    pub threads: Arc<CallThreads>,
+    /// The threads on which sessions' tool calls run.
+    pub call_threads: Arc<CallThreads>,
     audit: AuditQueue,
 }
 
 impl App {
-    /// Opens a home that is there.
-    pub async fn open(home: Home, config: Config) -> Result<Arc<Self>> {
+    /// Builds the server on an existing home directory: opens its database and library and finds the sandbox driver.
+    pub async fn open(home: HomeDir, config: ServerConfig) -> Result<Arc<Self>> {
         let store = Store::open(&home.database_path()).await?;
-        let library = Library::open(&home)?;
+        let library = DefinitionLibrary::open(&home)?;
         let home = Arc::new(home);
-        let programs = programs();
-        let sandbox = Local::new(LocalConfig {
+        let programs = find_programs();
+        let sandbox = LocalDriver::new(LocalDriverConfig {
             client: programs.client.clone(),
             minimum: config.sandbox.minimum,
             bwrap: None,
             run_dir: home.run_dir(),
         });
-        let sandbox: Arc<dyn Sandbox> =
+        let sandbox: Arc<dyn SandboxDriver> =
             Arc::new(sandbox.await.map_err(|e| Error::unavailable(e.to_string()))?);
         let gateway = ModelGateway::new(config.providers.clone(), GatewayLimits::default())?;
         let proxy = EgressProxy::new(config.egress_allow.clone(), ProxyLimits::default())?;
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let threads = Arc::new(CallThreads::new(cores.min(4)));
         Ok(Arc::new_cyclic(|app| {
-            let links = Links::new(app.clone());
-            let sessions = Sessions::new(Deps {
+            let services = SessionServices::new(app.clone());
+            let sessions = Sessions::new(SessionDeps {
                 store: store.clone(),
                 home: home.clone(),
                 library: library.clone(),
                 sandbox: sandbox.clone(),
-                host: Arc::new(Host::new(programs.client.clone())),
+                host: Arc::new(HostDriver::new(programs.client.clone())),
                 gateway,
                 proxy,
                 trust: Arc::new(config.trust.resolve(&home)),
                 env: Arc::new(ProcessEnvironment),
                 threads: threads.clone(),
-                config: config.sessions(),
-                door: links.clone(),
-                keys: links.clone(),
-                workspaces: links.clone(),
+                config: config.session_config(),
+                door: services.clone(),
+                keys: services.clone(),
+                workspaces: services.clone(),
                 programs,
             });
-            sessions.set_own(links);
+            sessions.set_own_tools(services);
             Self {
-                auth: Auth::new(store.clone()),
+                auth: Authenticator::new(store.clone()),
                 library,
-                sandbox: Walls::new(sandbox),
+                sandbox: SandboxStatus::new(sandbox),
                 sessions,
                 metrics: Metrics::default(),
-                rate: Buckets::new(config.rate.per_second.into(), config.rate.burst.into()),
+                rate_limit: RateLimiter::new(config.rate.per_second.into(), config.rate.burst.into()),
                 started: Instant::now(),
-                listeners: Listeners::default(),
+                mcp_sessions: McpSessions::default(),
                 stopping: CancellationToken::new(),
                 stopped: CancellationToken::new(),
-                threads,
+                call_threads: threads,
                 audit: AuditQueue::start(store.clone()),
                 home,
                 config,
@@ -120,34 +120,35 @@ impl App {
         }))
     }
 
-    /// Ends a token: its requests, its streams, what it lends.
+    /// Revokes a token. Its next request is refused, its streams end, and the tools it lends are withdrawn.
     pub async fn revoke_token(&self, token: &TokenId) -> Result<()> {
         self.auth.revoke(token).await?;
-        self.sessions.token_gone(token);
+        self.sessions.token_revoked(token);
         Ok(())
     }
 
-    /// Writes an audit entry behind the answer it belongs to.
-    pub async fn audit_soon(&self, entry: AuditEntry) {
+    /// Queues an audit entry, which may be written after its action has been answered.
+    pub async fn queue_audit(&self, entry: AuditEntry) {
         self.audit.push(entry).await;
     }
 
-    /// Waits until every entry handed over so far is written.
-    pub async fn audit_settled(&self) {
-        self.audit.settled().await;
+    /// Waits until every audit entry queued so far is written.
+    pub async fn flush_audit(&self) {
+        self.audit.flush().await;
     }
 
-    /// Finishes what is in flight and lets go of the home.
+    /// Ends all streams, writes queued audit entries and closes the database, which releases the home's lock.
     pub async fn close(&self) {
         self.stopping.cancel();
         self.stopped.cancel();
-        self.audit_settled().await;
+        self.flush_audit().await;
         self.store.close().await;
     }
 }
 
-/// Our own programs: beside this one, where a build and a package put them.
-pub(crate) fn programs() -> Programs {
+/// Finds `oubliette-client` and `oubliette-agent` in this program's directory or its parent, where builds and packages
+/// install them.
+pub(crate) fn find_programs() -> ProgramPaths {
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);
     let places: Vec<_> = beside
@@ -162,80 +163,79 @@ pub(crate) fn programs() -> Programs {
             .find(|path| path.is_file());
         found.unwrap_or_else(|| beside.unwrap_or(Path::new("/usr/local/bin")).join(name))
     };
-    Programs {
+    ProgramPaths {
         client: find("oubliette-client"),
         agent: find("oubliette-agent"),
     }
 }
 
-/// Audit entries of actions that come by the thousand. They are gathered for a moment and written
-/// together, so that the disk is not synchronised for each.
+/// Audit entries of frequent actions, written in batches so that the disk is not synchronised for each.
 struct AuditQueue {
     sender: mpsc::Sender<AuditEntry>,
-    given: AtomicU64,
+    queued: AtomicU64,
     written: watch::Receiver<u64>,
-    hurry: Arc<Notify>,
+    flush_requested: Arc<Notify>,
 }
 
-/// Entries waiting at most; more make their actions wait.
-const QUEUE: usize = 10_000;
-/// Entries written together at most.
-const TOGETHER: usize = 1000;
-/// How long they are gathered.
-const GATHER: Duration = Duration::from_millis(200);
+/// Maximum number of entries waiting to be written; an action that would exceed it waits.
+const AUDIT_QUEUE_MAX: usize = 10_000;
+/// Maximum number of entries in one write.
+const AUDIT_BATCH_MAX: usize = 1000;
+/// How long entries are collected before a write.
+const AUDIT_BATCH_WAIT: Duration = Duration::from_millis(200);
 
 impl AuditQueue {
     fn start(store: Store) -> Self {
-        let (sender, mut receiver) = mpsc::channel::<AuditEntry>(QUEUE);
+        let (sender, mut receiver) = mpsc::channel::<AuditEntry>(AUDIT_QUEUE_MAX);
         let (done, written) = watch::channel(0);
-        let hurry = Arc::new(Notify::new());
-        let told = hurry.clone();
+        let flush_requested = Arc::new(Notify::new());
+        let flush = flush_requested.clone();
         tokio::spawn(async move {
             while let Some(first) = receiver.recv().await {
                 let mut entries = vec![first];
-                let enough = async {
-                    while entries.len() < TOGETHER
+                let fill_batch = async {
+                    while entries.len() < AUDIT_BATCH_MAX
                         && let Some(entry) = receiver.recv().await
                     {
                         entries.push(entry);
                     }
                 };
                 tokio::select! {
-                    () = enough => {}
-                    () = told.notified() => {}
-                    () = tokio::time::sleep(GATHER) => {}
+                    () = fill_batch => {}
+                    () = flush.notified() => {}
+                    () = tokio::time::sleep(AUDIT_BATCH_WAIT) => {}
                 }
-                while entries.len() < TOGETHER
+                while entries.len() < AUDIT_BATCH_MAX
                     && let Ok(entry) = receiver.try_recv()
                 {
                     entries.push(entry);
                 }
                 let count = entries.len() as u64;
                 if let Err(error) = store.audit_append_all(entries).await {
-                    tracing::error!(count, error = %error.for_log(), "audit entries not written");
+                    tracing::error!(count, error = %error.for_log(), "writing audit entries failed; they are lost");
                 }
                 done.send_modify(|n| *n += count);
             }
         });
         Self {
             sender,
-            given: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
             written,
-            hurry,
+            flush_requested,
         }
     }
 
     async fn push(&self, entry: AuditEntry) {
-        // Counted first: whoever asks whether all is written must not miss one on its way.
-        self.given.fetch_add(1, Ordering::AcqRel);
+        // Counted before it is sent: `flush` must not miss an entry that waits for room in the channel.
+        self.queued.fetch_add(1, Ordering::AcqRel);
         let _ = self.sender.send(entry).await;
     }
 
-    async fn settled(&self) {
-        let target = self.given.load(Ordering::Acquire);
+    async fn flush(&self) {
+        let target = self.queued.load(Ordering::Acquire);
         let mut written = self.written.clone();
         while *written.borrow_and_update() < target {
-            self.hurry.notify_one();
+            self.flush_requested.notify_one();
             if written.changed().await.is_err() {
                 return;
             }

@@ -1,20 +1,20 @@
-//! What works here and what does not, each with its remedy. The tool and the command say the same: of a
-//! running server, or of a home whose server is stopped, where what cannot be opened is a finding.
+//! Checks of the installation, each with a remedy if it fails. [`examine`] is the action `doctor` of a running server;
+//! [`examine_stopped`] is for the command when no server runs, and reports what cannot be opened as failed checks.
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use oubliette_home::{Home, Library};
-use oubliette_sandbox::{Local, LocalConfig, Report, Sandbox as _};
+use oubliette_home::{DefinitionLibrary, HomeDir};
+use oubliette_sandbox::{LocalDriver, LocalDriverConfig, SandboxDriver as _, SandboxReport};
 use oubliette_store::Store;
 use serde_json::{Value, json};
 
 use crate::{
     app::{self, App},
-    config::Config,
+    config::ServerConfig,
 };
 
-/// Agents people have, the program each is, and how to get it.
-const AGENTS: [(&str, &str); 5] = [
+/// Programs of well-known agents, and the command that installs each.
+const AGENT_PROGRAMS: [(&str, &str); 5] = [
     ("opencode", "npm install -g opencode-ai"),
     (
         "claude-agent-acp",
@@ -25,47 +25,52 @@ const AGENTS: [(&str, &str); 5] = [
     ("droid", "npm install -g @factory/cli"),
 ];
 
-/// Whether Oubliette can do without.
+/// Whether Oubliette works without what a check looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum CheckImportance {
     Essential,
     Optional,
 }
 
-/// One thing looked at.
-fn check(name: &str, need: Need, ok: bool, detail: impl Into<String>, remedy: &str) -> Value {
-    let mut check =
-        json!({ "name": name, "ok": ok, "essential": need == Need::Essential, "detail": detail.into() });
+/// The result of one check, as JSON; the remedy is included if the check failed.
+fn check_result(
+    name: &str,
+    importance: CheckImportance,
+    ok: bool,
+    detail: impl Into<String>,
+    remedy: &str,
+) -> Value {
+    let mut check = json!({ "name": name, "ok": ok, "essential": importance == CheckImportance::Essential, "detail": detail.into() });
     if !ok && !remedy.is_empty() {
         check["remedy"] = json!(remedy);
     }
     check
 }
 
-/// Looks at a running server.
+/// Checks a running server.
 pub async fn examine(app: &App) -> Value {
-    let mut checks = vec![home(&app.home), configuration(&app.home, Ok(()))];
+    let mut checks = vec![check_home(&app.home), check_config(&app.home, Ok(()))];
     let healthy = app
         .store
         .healthy()
         .await
         .map_err(|error| error.for_log().into_owned());
-    checks.push(database(&app.home, healthy));
-    checks.extend(sandbox(app.sandbox.look().await));
-    checks.extend(programs());
-    checks.extend(definitions(&app.library));
-    checks.extend(providers(&app.config));
-    checks.push(git());
-    checks.extend(agents());
+    checks.push(check_database(&app.home, healthy));
+    checks.extend(sandbox_checks(app.sandbox.probe().await));
+    checks.extend(check_programs());
+    checks.extend(check_definitions(&app.library));
+    checks.extend(check_providers(&app.config));
+    checks.push(check_git());
+    checks.extend(check_agent_programs());
     report(checks)
 }
 
-/// Looks at a home no server runs for. Nothing is made that is not there.
-pub async fn examine_stopped(at: &Home) -> Value {
-    let loaded = Config::load(&at.config_path(), &|name| std::env::var(name).ok());
+/// Checks a home whose server is stopped. Creates nothing in it.
+pub async fn examine_stopped(at: &HomeDir) -> Value {
+    let loaded = ServerConfig::load(&at.config_path(), &|name| std::env::var(name).ok());
     let told = loaded.as_ref().map(drop).map_err(|error| error.message.clone());
     let config = loaded.ok();
-    let mut checks = vec![home(at), configuration(at, told)];
+    let mut checks = vec![check_home(at), check_config(at, told)];
     let there = at.root().is_dir();
     if there && at.database_path().is_file() {
         let opened = match Store::open(&at.database_path()).await {
@@ -79,25 +84,31 @@ pub async fn examine_stopped(at: &Home) -> Value {
             }
             Err(error) => Err(error.to_string()),
         };
-        checks.push(database(at, opened));
+        checks.push(check_database(at, opened));
     }
     if let Some(config) = &config {
-        checks.push(port(config.listen));
-        checks.extend(probe(config).await);
+        checks.push(check_port(config.listen));
+        checks.extend(probe_sandbox(config).await);
     }
-    checks.extend(programs());
-    if there && let Ok(library) = Library::open(at) {
-        checks.extend(definitions(&library));
+    checks.extend(check_programs());
+    if there && let Ok(library) = DefinitionLibrary::open(at) {
+        checks.extend(check_definitions(&library));
     }
-    checks.extend(config.iter().flat_map(providers));
-    checks.push(git());
-    checks.extend(agents());
+    checks.extend(config.iter().flat_map(check_providers));
+    checks.push(check_git());
+    checks.extend(check_agent_programs());
     report(checks)
 }
 
-/// Where a running server listens.
-pub fn listening(url: &str) -> Value {
-    check("server", Need::Optional, true, format!("running at {url}"), "")
+/// The check that shows a running server's URL.
+pub fn listening_check(url: &str) -> Value {
+    check_result(
+        "server",
+        CheckImportance::Optional,
+        true,
+        format!("running at {url}"),
+        "",
+    )
 }
 
 fn report(checks: Vec<Value>) -> Value {
@@ -105,16 +116,16 @@ fn report(checks: Vec<Value>) -> Value {
     json!({ "ok": ok, "version": env!("CARGO_PKG_VERSION"), "checks": checks })
 }
 
-fn home(home: &Home) -> Value {
+fn check_home(home: &HomeDir) -> Value {
     use std::os::unix::fs::PermissionsExt as _;
     let root = home.root();
     match std::fs::metadata(root) {
         Ok(found) if found.is_dir() => {
             let mode = found.permissions().mode() & 0o777;
             let remedy = format!("others can read it: chmod 700 {}", root.display());
-            check(
+            check_result(
                 "home",
-                Need::Essential,
+                CheckImportance::Essential,
                 mode & 0o077 == 0,
                 format!("{} (mode {mode:o})", root.display()),
                 &remedy,
@@ -122,24 +133,24 @@ fn home(home: &Home) -> Value {
         }
         Ok(_) => {
             let remedy = "move the file away, or name another place with --home";
-            check(
+            check_result(
                 "home",
-                Need::Essential,
+                CheckImportance::Essential,
                 false,
                 format!("{} is not a folder", root.display()),
                 remedy,
             )
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => check(
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => check_result(
             "home",
-            Need::Optional,
+            CheckImportance::Optional,
             false,
             format!("{} is not there yet", root.display()),
             "oubliette up makes it",
         ),
-        Err(e) => check(
+        Err(e) => check_result(
             "home",
-            Need::Essential,
+            CheckImportance::Essential,
             false,
             format!("{}: {e}", root.display()),
             "name another place with --home",
@@ -147,7 +158,7 @@ fn home(home: &Home) -> Value {
     }
 }
 
-fn configuration(home: &Home, read: Result<(), String>) -> Value {
+fn check_config(home: &HomeDir, read: Result<(), String>) -> Value {
     let path = home.config_path();
     match read {
         Ok(()) => {
@@ -156,11 +167,11 @@ fn configuration(home: &Home, read: Result<(), String>) -> Value {
             } else {
                 "none, so every default holds".into()
             };
-            check("config", Need::Essential, true, said, "")
+            check_result("config", CheckImportance::Essential, true, said, "")
         }
-        Err(why) => check(
+        Err(why) => check_result(
             "config",
-            Need::Essential,
+            CheckImportance::Essential,
             false,
             why,
             "correct the file; nothing starts until then",
@@ -168,18 +179,18 @@ fn configuration(home: &Home, read: Result<(), String>) -> Value {
     }
 }
 
-fn database(home: &Home, healthy: Result<(), String>) -> Value {
+fn check_database(home: &HomeDir, healthy: Result<(), String>) -> Value {
     match healthy {
-        Ok(()) => check(
+        Ok(()) => check_result(
             "database",
-            Need::Essential,
+            CheckImportance::Essential,
             true,
             home.database_path().display().to_string(),
             "",
         ),
-        Err(why) => check(
+        Err(why) => check_result(
             "database",
-            Need::Essential,
+            CheckImportance::Essential,
             false,
             why,
             "see what it says; the server's log may tell more",
@@ -187,23 +198,35 @@ fn database(home: &Home, healthy: Result<(), String>) -> Value {
     }
 }
 
-/// Whether the port the server would take is free.
-fn port(listen: SocketAddr) -> Value {
+/// Whether the configured port is free.
+fn check_port(listen: SocketAddr) -> Value {
     match std::net::TcpListener::bind(listen) {
-        Ok(_) => check("port", Need::Optional, true, format!("{listen} is free"), ""),
+        Ok(_) => check_result(
+            "port",
+            CheckImportance::Optional,
+            true,
+            format!("{listen} is free"),
+            "",
+        ),
         Err(e) => {
             let remedy = "stop what uses it, or choose another with --listen or [server] listen";
-            check("port", Need::Optional, false, format!("{listen}: {e}"), remedy)
+            check_result(
+                "port",
+                CheckImportance::Optional,
+                false,
+                format!("{listen}: {e}"),
+                remedy,
+            )
         }
     }
 }
 
-/// Looks at the sandbox as the server would, in a folder of its own.
-async fn probe(config: &Config) -> Vec<Value> {
+/// Probes the sandbox driver as the server would, in a scratch folder.
+async fn probe_sandbox(config: &ServerConfig) -> Vec<Value> {
     let failed = |why: String| {
-        vec![check(
+        vec![check_result(
             "sandbox",
-            Need::Essential,
+            CheckImportance::Essential,
             false,
             why,
             "see the checks below",
@@ -211,29 +234,35 @@ async fn probe(config: &Config) -> Vec<Value> {
     };
     let scratch = match tempfile::Builder::new().prefix("oubliette-doctor-").tempdir() {
         Ok(scratch) => scratch,
-        Err(e) => return failed(format!("no scratch folder could be made: {e}")),
+        Err(e) => return failed(format!("creating a scratch folder failed: {e}")),
     };
-    let local = LocalConfig {
-        client: app::programs().client,
+    let local = LocalDriverConfig {
+        client: app::find_programs().client,
         minimum: config.sandbox.minimum,
         bwrap: None,
         run_dir: scratch.path().to_owned(),
     };
-    match Local::new(local).await {
-        Ok(local) => sandbox(&local.probe().await),
+    match LocalDriver::new(local).await {
+        Ok(local) => sandbox_checks(&local.probe().await),
         Err(e) => failed(e.to_string()),
     }
 }
 
-fn sandbox(report: &Report) -> Vec<Value> {
+fn sandbox_checks(report: &SandboxReport) -> Vec<Value> {
     let remedy = "see the checks below, or lower [sandbox] minimum in oubliette.toml";
     let detail = format!("driver {}, isolation {}", report.driver, report.level);
-    let mut checks = vec![check("sandbox", Need::Essential, report.ok, detail, remedy)];
+    let mut checks = vec![check_result(
+        "sandbox",
+        CheckImportance::Essential,
+        report.ok,
+        detail,
+        remedy,
+    )];
     checks.extend(report.checks.iter().map(|c| {
-        // What the driver can do without is told, and is no failure: its own verdict is above.
-        check(
+        // Optional: whether the driver works without this is in `report.ok`, which is the check above.
+        check_result(
             c.name,
-            Need::Optional,
+            CheckImportance::Optional,
             c.ok,
             c.detail.clone(),
             c.remedy.as_deref().unwrap_or_default(),
@@ -242,14 +271,14 @@ fn sandbox(report: &Report) -> Vec<Value> {
     checks
 }
 
-/// Our own other programs.
-fn programs() -> Vec<Value> {
-    let programs = app::programs();
+/// Whether Oubliette's other programs are installed.
+fn check_programs() -> Vec<Value> {
+    let programs = app::find_programs();
     let one = |name: &str, path: PathBuf| {
         let remedy = format!("put {name} beside oubliette, where the build left it (cargo build --release)");
-        check(
+        check_result(
             name,
-            Need::Essential,
+            CheckImportance::Essential,
             path.is_file(),
             path.display().to_string(),
             &remedy,
@@ -261,20 +290,20 @@ fn programs() -> Vec<Value> {
     ]
 }
 
-fn definitions(library: &Library) -> Vec<Value> {
+fn check_definitions(library: &DefinitionLibrary) -> Vec<Value> {
     let (agents, catalog) = (library.agents(), library.catalog());
     let some = "make one with `oubliette agent new`; `oubliette up` on a new home makes some to start with";
     let mut checks = vec![
-        check(
+        check_result(
             "agents",
-            Need::Optional,
+            CheckImportance::Optional,
             !agents.is_empty(),
             format!("{} defined", agents.len()),
             some,
         ),
-        check(
+        check_result(
             "catalog",
-            Need::Optional,
+            CheckImportance::Optional,
             true,
             format!("{} entries", catalog.len()),
             "",
@@ -290,7 +319,7 @@ fn definitions(library: &Library) -> Vec<Value> {
     checks.extend(
         edited
             .chain(tools)
-            .map(|(name, error)| check(&name, Need::Optional, false, error, kept)),
+            .map(|(name, error)| check_result(&name, CheckImportance::Optional, false, error, kept)),
     );
     let unused = "correct the file; it is not in use";
     let (agents, tools) = (library.broken_agents(), library.broken_tools());
@@ -299,24 +328,24 @@ fn definitions(library: &Library) -> Vec<Value> {
         .map(|(slug, error)| (format!("agent {slug}"), error));
     let tools = tools.iter().map(|(id, error)| (format!("tool {id}"), error));
     checks.extend(
-        agents
-            .chain(tools)
-            .map(|(name, error)| check(&name, Need::Optional, false, error.clone(), unused)),
+        agents.chain(tools).map(|(name, error)| {
+            check_result(&name, CheckImportance::Optional, false, error.clone(), unused)
+        }),
     );
     checks
 }
 
-fn providers(config: &Config) -> Vec<Value> {
-    let one = |p: &oubliette_egress::Provider| {
+fn check_providers(config: &ServerConfig) -> Vec<Value> {
+    let one = |p: &oubliette_egress::ModelProvider| {
         let keyed = p.api_key.is_some() || p.api_key_env.is_none();
         let variable = p.api_key_env.as_deref().unwrap_or_default();
         let detail = match keyed {
             true => p.base_url.clone(),
             false => format!("{variable} is not set in the server's environment"),
         };
-        check(
+        check_result(
             &format!("provider {}", p.name),
-            Need::Optional,
+            CheckImportance::Optional,
             keyed,
             detail,
             "set the variable and start the server again",
@@ -325,35 +354,35 @@ fn providers(config: &Config) -> Vec<Value> {
     config.providers.iter().map(one).collect()
 }
 
-fn git() -> Value {
-    let found = on_path("git");
+fn check_git() -> Value {
+    let found = find_on_path("git");
     let detail = found
         .as_ref()
         .map_or_else(|| "not found".to_owned(), |p| p.display().to_string());
     let remedy = "install git: workspaces cannot be cloned or compared without it";
-    check("git", Need::Optional, found.is_some(), detail, remedy)
+    check_result("git", CheckImportance::Optional, found.is_some(), detail, remedy)
 }
 
-/// Agents that are installed; the built-in one needs nothing.
-fn agents() -> Vec<Value> {
+/// Which programs of well-known agents are installed. All are optional: the built-in agent needs none.
+fn check_agent_programs() -> Vec<Value> {
     let one = |(program, install): (&str, &str)| {
-        let found = on_path(program);
+        let found = find_on_path(program);
         let detail = found
             .as_ref()
             .map_or_else(|| "not installed".to_owned(), |p| p.display().to_string());
         let remedy = format!("only if you want that agent: {install}");
-        check(
+        check_result(
             &format!("agent program {program}"),
-            Need::Optional,
+            CheckImportance::Optional,
             found.is_some(),
             detail,
             &remedy,
         )
     };
-    AGENTS.into_iter().map(one).collect()
+    AGENT_PROGRAMS.into_iter().map(one).collect()
 }
 
-fn on_path(program: &str) -> Option<PathBuf> {
+fn find_on_path(program: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt as _;
     let path = std::env::var_os("PATH")?;
     let runs = |file: &PathBuf| {

@@ -1,51 +1,52 @@
-//! What a new home holds, so that the first session needs nothing but a message.
+//! Fills a new home: configuration file, sample agents, tools and project, and an admin token.
 
 use indexmap::IndexMap;
-use oubliette_home::{Home, disk};
+use oubliette_home::{HomeDir, safe_fs};
 use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId};
-use oubliette_store::{Page, ProjectFilter, ProjectRow, TokenFilter};
+use oubliette_store::{PageRequest, ProjectFilter, ProjectRow, TokenFilter};
 use serde_json::{Value, json};
 
 use crate::{
     actions::project,
     app::App,
-    auth::{Mint, expose},
+    auth::{TokenSpec, expose},
     config::TEMPLATE,
 };
 
-/// Makes the home and its configuration file, if they are not there. Says whether the file was made.
-pub fn prepare(home: &Home) -> Result<bool> {
+/// Creates the home and its configuration file if missing. Returns whether the file was created.
+pub fn create_home(home: &HomeDir) -> Result<bool> {
     home.create()?;
     let path = home.config_path();
     if path.exists() {
         return Ok(false);
     }
-    disk::write_atomic(&path, TEMPLATE.as_bytes(), 0o600)?;
+    safe_fs::write_atomic(&path, TEMPLATE.as_bytes(), 0o600)?;
     Ok(true)
 }
 
-/// Fills a home that holds nothing yet. Returns the admin token if one was made.
-pub async fn fill(app: &App) -> Result<Option<String>> {
+/// Adds samples to a home without projects, tools and agents, and an admin token if there is none. Returns the token if
+/// one was created.
+pub async fn populate(app: &App) -> Result<Option<String>> {
     let projects = app
         .store
-        .project_list(ProjectFilter::default(), Page::first(1))
+        .project_list(ProjectFilter::default(), PageRequest::first(1))
         .await?;
     if projects.items.is_empty() && app.library.catalog().is_empty() && app.library.agents().is_empty() {
-        samples(app).await?;
-        sample_project(app).await?;
+        put_sample_definitions(app).await?;
+        create_sample_project(app).await?;
     }
-    admin_token(app).await
+    ensure_admin_token(app).await
 }
 
-/// An admin token, when there is none that works and none was kept.
-async fn admin_token(app: &App) -> Result<Option<String>> {
+/// Creates an admin token and its file, unless the file exists or there is a token with admin scope for all projects.
+async fn ensure_admin_token(app: &App) -> Result<Option<String>> {
     let path = app.home.admin_token_path();
     if path.exists() {
         return Ok(None);
     }
     let tokens = app
         .store
-        .token_list(TokenFilter::default(), Page::first(1000))
+        .token_list(TokenFilter::default(), PageRequest::first(1000))
         .await?;
     if tokens
         .items
@@ -54,7 +55,7 @@ async fn admin_token(app: &App) -> Result<Option<String>> {
     {
         return Ok(None);
     }
-    let mint = Mint {
+    let mint = TokenSpec {
         name: "admin".into(),
         scope: Scope::Admin,
         project: None,
@@ -62,11 +63,11 @@ async fn admin_token(app: &App) -> Result<Option<String>> {
         session: None,
     };
     let (_, token) = app.auth.mint(mint).await?;
-    disk::write_atomic(&path, format!("{}\n", expose(&token)).as_bytes(), 0o600)?;
+    safe_fs::write_atomic(&path, format!("{}\n", expose(&token)).as_bytes(), 0o600)?;
     Ok(Some(expose(&token).to_owned()))
 }
 
-async fn sample_project(app: &App) -> Result<()> {
+async fn create_sample_project(app: &App) -> Result<()> {
     let now = oubliette_store::now();
     let row = ProjectRow {
         project_id: ProjectId::generate(),
@@ -89,13 +90,13 @@ async fn sample_project(app: &App) -> Result<()> {
     project::create(app, &row).await
 }
 
-async fn samples(app: &App) -> Result<()> {
-    for definition in catalog() {
+async fn put_sample_definitions(app: &App) -> Result<()> {
+    for definition in sample_catalog() {
         let id = definition["id"].as_str().unwrap_or_default().parse()?;
         app.library.tool_put(id, definition).await?;
     }
     let demo: Slug = "demo".parse()?;
-    let script = serde_json::to_string_pretty(&script()).map_err(Error::internal)?;
+    let script = serde_json::to_string_pretty(&demo_script()).map_err(Error::internal)?;
     let files = [("script.json".to_owned(), script)].into();
     app.library.agent_put(demo, demo_agent(), files).await?;
     let assistant: Slug = "assistant".parse()?;
@@ -105,7 +106,7 @@ async fn samples(app: &App) -> Result<()> {
     Ok(())
 }
 
-fn catalog() -> [Value; 3] {
+fn sample_catalog() -> [Value; 3] {
     [
         json!({"id": "reader", "kind": "builtin", "description": "Reads files of the workspace.",
                "builtinPolicy": {"name": "fs_read", "allowedPaths": ["."]}}),
@@ -118,25 +119,25 @@ fn catalog() -> [Value; 3] {
     ]
 }
 
-/// Works offline: it follows a script instead of asking a model.
+/// An agent that works offline: it follows a script instead of asking a model.
 fn demo_agent() -> Value {
     json!({
         "name": "Demo",
         "description": "Follows a script: shows what a session looks like, without a model or a network.",
         "prompt": "You are a demonstration.",
         "model": "script:script.json",
-        "tools": tools(),
+        "tools": sample_tools(),
     })
 }
 
-fn tools() -> Value {
+fn sample_tools() -> Value {
     json!({
         "use": ["reader", "writer", "shell"],
         "aliases": {"read": "@reader/fs_read", "write": "@writer/fs_write", "run": "@shell/shell_exec"},
     })
 }
 
-fn script() -> Value {
+fn demo_script() -> Value {
     json!({"turns": [[
         {"say": "Hello. I am a scripted agent in a sandbox; I will write a file, read it back and list the folder."},
         {"call": {"tool": "write", "arguments": {"path": "hello.txt", "content": "Hello from the sandbox.\n"}}},
@@ -153,7 +154,7 @@ fn assistant_agent() -> Value {
         "prompt": "You are a careful software engineer working in /workspace. Read before you write, make small \
                    changes, check them, and say briefly what you did and what you did not.",
         "model": "anthropic/claude-sonnet-4-5",
-        "tools": tools(),
+        "tools": sample_tools(),
     })
 }
 
@@ -164,11 +165,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_samples_are_good_definitions() {
+    fn the_samples_are_valid_definitions() {
         for agent in [demo_agent(), assistant_agent()] {
             AgentDefinition::parse(&agent.to_string()).unwrap();
         }
-        for tool in catalog() {
+        for tool in sample_catalog() {
             ToolDefinition::from_value(tool).unwrap();
         }
     }

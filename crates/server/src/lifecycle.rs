@@ -1,9 +1,9 @@
-//! From start to stop.
+//! Starts and stops the server.
 //!
-//! The order matters. The port is bound first: whoever waits for it need not wait for the rest, and a
-//! port in use is said before anything is touched. The store comes next, because its lock makes this the
-//! only server of its home; the control socket after it, because replacing one that was left behind needs
-//! that lock. The sandbox is looked at in the background.
+//! The order of starting matters. The port is bound first: clients can connect at once, and a port in use is
+//! reported before any file is touched. The database is opened next, because its lock makes this the only server of
+//! its home; the control socket follows, because replacing one left by a killed server needs that lock. The
+//! sandbox is probed in the background.
 
 use std::{
     net::SocketAddr,
@@ -11,50 +11,51 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oubliette_home::Home;
+use oubliette_home::HomeDir;
 use oubliette_protocol::{Error, Result};
 use tokio_util::task::TaskTracker;
 
 use crate::{
     app::App,
-    config::Config,
-    doors::{control, http::Doors, net},
-    telemetry::{Collector, Telemetry},
+    config::ServerConfig,
+    doors::{control, http::HttpDoors, net},
+    telemetry::{OtlpCollector, Telemetry},
 };
 
-/// How long what is in flight may take once the server stops.
-const FINISH: Duration = Duration::from_secs(8);
-/// How long the last spans may take, and until when after the stop.
-const TELL: Duration = Duration::from_secs(2);
-const TOLD: Duration = Duration::from_millis(8_500);
-/// How often debugger events past their time are looked for.
-const FORGET: Duration = Duration::from_secs(600);
+/// How long sessions and open requests may take to finish once the server stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
+/// How long sending the last spans may take.
+const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// When sending spans ends at the latest, counted from the beginning of the stop.
+const SPAN_FLUSH_DEADLINE: Duration = Duration::from_millis(8_500);
+/// How often expired debugger events are deleted.
+const DEBUGGER_PRUNE_INTERVAL: Duration = Duration::from_secs(600);
 
-/// What to serve.
+/// What a server is started with.
 #[derive(Debug, Clone)]
-pub struct Serve {
-    /// The home.
-    pub home: Home,
+pub struct ServeOptions {
+    /// The home directory.
+    pub home: HomeDir,
     /// The configuration.
-    pub config: Config,
-    /// Listen on another address than loopback without TLS.
+    pub config: ServerConfig,
+    /// Whether to listen without TLS on an address other than loopback.
     pub insecure: bool,
 }
 
-/// A server that is up.
-pub struct Running {
+/// A started server.
+pub struct RunningServer {
     /// Its parts.
     pub app: Arc<App>,
-    /// Where it listens.
+    /// The address it listens on.
     pub address: SocketAddr,
-    /// Whether with TLS.
+    /// Whether it serves TLS.
     pub tls: bool,
-    open: TaskTracker,
+    connections: TaskTracker,
     telemetry: Option<Telemetry>,
 }
 
-impl Running {
-    /// Where people find it.
+impl RunningServer {
+    /// The base URL for clients on this machine.
     pub fn url(&self) -> String {
         let scheme = if self.tls { "https" } else { "http" };
         let host = match self.address.ip().is_unspecified() {
@@ -65,20 +66,20 @@ impl Running {
         format!("{scheme}://{host}:{}", self.address.port())
     }
 
-    /// Finishes what is in flight and lets go of the home.
+    /// Ends sessions, finishes open requests, sends the last spans and releases the home.
     pub async fn stop(self) {
-        let asked = Instant::now();
+        let stop_began = Instant::now();
         self.app.stopping.cancel();
-        self.open.close();
+        self.connections.close();
         let finished = async {
-            tokio::join!(self.app.sessions.shutdown(), self.open.wait());
+            tokio::join!(self.app.sessions.shutdown(), self.connections.wait());
         };
-        if tokio::time::timeout(FINISH, finished).await.is_err() {
-            tracing::warn!("some requests did not end in time");
+        if tokio::time::timeout(DRAIN_TIMEOUT, finished).await.is_err() {
+            tracing::warn!("sessions or requests did not finish in time; the server stops without them");
         }
         if let Some(telemetry) = self.telemetry {
             telemetry
-                .finish(TELL.min(TOLD.saturating_sub(asked.elapsed())))
+                .finish(SPAN_FLUSH_TIMEOUT.min(SPAN_FLUSH_DEADLINE.saturating_sub(stop_began.elapsed())))
                 .await;
         }
         let _ = tokio::time::timeout(Duration::from_secs(1), self.app.close()).await;
@@ -86,14 +87,14 @@ impl Running {
     }
 }
 
-/// Brings a server up.
-pub async fn start(serve: Serve) -> Result<Running> {
-    let Serve {
+/// Starts a server.
+pub async fn start(options: ServeOptions) -> Result<RunningServer> {
+    let ServeOptions {
         home,
         config,
         insecure,
-    } = serve;
-    let tls = config.tls.as_ref().map(net::tls).transpose()?;
+    } = options;
+    let tls = config.tls.as_ref().map(net::load_tls).transpose()?;
     if !config.listen.ip().is_loopback() && tls.is_none() && !insecure {
         return Err(Error::invalid(format!(
             "{} can be reached from other machines, and without TLS so can every token sent to it: set tls_cert and \
@@ -102,8 +103,8 @@ pub async fn start(serve: Serve) -> Result<Running> {
             home.config_path().display()
         )));
     }
-    let collector = config.otlp.as_deref().map(Collector::parse).transpose()?;
-    raise_open_files();
+    let collector = config.otlp.as_deref().map(OtlpCollector::parse).transpose()?;
+    raise_open_file_limit();
     let listener = net::bind(config.listen).await?;
     let address = listener.local_addr().map_err(Error::internal)?;
     home.create()?;
@@ -119,7 +120,7 @@ pub async fn start(serve: Serve) -> Result<Running> {
             app.home.control_socket().display()
         ))
     })?;
-    let doors = Doors::new(app.clone(), address);
+    let doors = HttpDoors::new(app.clone(), address);
     let router = doors.router();
     let open = TaskTracker::new();
     let has_tls = tls.is_some();
@@ -136,13 +137,13 @@ pub async fn start(serve: Serve) -> Result<Running> {
         app.stopping.clone(),
         open.clone(),
     ));
-    tokio::spawn(doors.mcp.clone().reap());
+    tokio::spawn(doors.mcp.clone().close_idle_sessions());
     tokio::spawn({
         let app = app.clone();
         async move {
-            let report = app.sandbox.look().await;
+            let report = app.sandbox.probe().await;
             match report.ok {
-                true => tracing::info!(driver = report.driver, isolation = %report.level, "sandbox"),
+                true => tracing::info!(driver = report.driver, isolation = %report.level, "sandbox probed"),
                 false => tracing::error!(
                     driver = report.driver,
                     "no sandbox can be started; `oubliette doctor` says why"
@@ -151,40 +152,42 @@ pub async fn start(serve: Serve) -> Result<Running> {
         }
     });
     if let Some(keep) = app.config.debugger_keep {
-        tokio::spawn(forget(app.clone(), keep));
+        tokio::spawn(prune_debugger(app.clone(), keep));
     }
     tracing::info!(%address, tls = has_tls, home = %app.home.root().display(), "serving");
-    Ok(Running {
+    Ok(RunningServer {
         app,
         address,
         tls: has_tls,
-        open,
+        connections: open,
         telemetry,
     })
 }
 
-/// Takes away debugger events past their time, now and then.
-async fn forget(app: Arc<App>, keep: Duration) {
+/// Deletes debugger events older than `keep`, every ten minutes until the server stops.
+async fn prune_debugger(app: Arc<App>, keep: Duration) {
     loop {
-        let gone = match jiff::Timestamp::now().checked_sub(keep) {
-            Ok(before) => app.store.debugger_forget(before).await,
-            // Longer ago than there is time.
+        let deleted = match jiff::Timestamp::now().checked_sub(keep) {
+            Ok(before) => app.store.debugger_delete_before(before).await,
+            // `keep` is longer than the calendar reaches back: nothing ever expires.
             Err(_) => return,
         };
-        match gone {
+        match deleted {
             Ok(0) => {}
-            Ok(gone) => tracing::info!(gone, "debugger events past their time"),
-            Err(error) => tracing::warn!(%error, "debugger events past their time stay for now"),
+            Ok(deleted) => tracing::info!(deleted, "expired debugger events deleted"),
+            Err(error) => {
+                tracing::warn!(%error, "deleting expired debugger events failed; tried again later")
+            }
         }
         tokio::select! {
-            () = tokio::time::sleep(FORGET) => {}
+            () = tokio::time::sleep(DEBUGGER_PRUNE_INTERVAL) => {}
             () = app.stopping.cancelled() => return,
         }
     }
 }
 
-/// As many descriptors as the system gives: every client, session and tool server takes some.
-fn raise_open_files() {
+/// Raises the soft limit of open files to the hard limit: every client, session and tool server takes descriptors.
+fn raise_open_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let now = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(
@@ -194,6 +197,6 @@ fn raise_open_files() {
             maximum: now.maximum,
         },
     ) {
-        tracing::debug!(%error, "the limit of open files stays as it is");
+        tracing::debug!(%error, "setrlimit(RLIMIT_NOFILE) failed; the limit of open files is unchanged");
     }
 }

@@ -1,4 +1,4 @@
-//! Structured logs: to stderr, by `RUST_LOG` or `[log]`.
+//! Structured logs on stderr, filtered by `RUST_LOG` or else by `[log]` in the configuration.
 
 use std::io::IsTerminal as _;
 
@@ -10,7 +10,7 @@ use crate::config::{LogConfig, LogFormat};
 pub fn start(config: &LogConfig) {
     let filter = std::env::var("RUST_LOG").ok().filter(|v| !v.is_empty());
     let filter = filter.unwrap_or_else(|| {
-        // A dependency's own chatter about every session and client that left is not news of ours.
+        // rmcp logs every client that disconnects, which is normal; hyper and sqlx are verbose below `warn`.
         format!("{},rmcp=off,hyper=warn,sqlx=warn", config.level)
     });
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|_| EnvFilter::new("info"));
@@ -24,6 +24,6 @@ pub fn start(config: &LogConfig) {
             .with_target(false)
             .try_init(),
     };
-    // Only tests start it twice in one process.
+    // Fails if a subscriber is installed already: only tests start twice in one process.
     let _ = started;
 }

@@ -1,48 +1,49 @@
-//! Counters, as Prometheus text.
+//! Counters and gauges of `/metrics`, in Prometheus text format.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use oubliette_protocol::ErrorCode;
 use parking_lot::Mutex;
 
-/// Everything counted since the start.
+/// Counters of requests and actions since the start.
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
-    actions: Mutex<BTreeMap<(&'static str, &'static str), Timed>>,
+    actions: Mutex<BTreeMap<(&'static str, &'static str), ActionTotals>>,
 }
 
+/// How often an action ended with one outcome, and the time that took in total.
 #[derive(Debug, Default, Clone, Copy)]
-struct Timed {
+struct ActionTotals {
     count: u64,
     seconds: f64,
 }
 
-/// What is measured at the moment of asking.
+/// Values measured when `/metrics` is read.
 #[derive(Debug, Default)]
 pub struct Gauges {
     /// Sessions in memory.
     pub sessions: u64,
-    /// MCP sessions.
+    /// Open stateful MCP sessions.
     pub mcp_sessions: u64,
-    /// Open streams.
+    /// Open GET streams of MCP sessions.
     pub streams: u64,
-    /// What callers hold open and what waits for them.
-    pub callers: oubliette_session::Load,
-    /// Tasks of the runtime.
+    /// Callers' open streams, polls and waits, and the calls that wait for callers.
+    pub callers: oubliette_session::CallerLoad,
+    /// Live tokio tasks.
     pub tasks: u64,
     /// Seconds since the start.
     pub uptime: f64,
 }
 
 impl Metrics {
-    /// A request was answered.
-    pub fn request(&self, door: &'static str, status: u16) {
+    /// Counts an answered request.
+    pub fn count_request(&self, door: &'static str, status: u16) {
         *self.requests.lock().entry((door, status)).or_default() += 1;
     }
 
-    /// An action was performed, or refused.
-    pub fn action(&self, name: &'static str, error: Option<ErrorCode>, took: Duration) {
+    /// Counts an action that was performed or refused, and how long it took.
+    pub fn count_action(&self, name: &'static str, error: Option<ErrorCode>, took: Duration) {
         let outcome = error.map_or("ok", ErrorCode::as_str);
         let mut actions = self.actions.lock();
         let timed = actions.entry((name, outcome)).or_default();
@@ -50,8 +51,8 @@ impl Metrics {
         timed.seconds += took.as_secs_f64();
     }
 
-    /// All of it.
-    pub fn text(&self, gauges: &Gauges) -> String {
+    /// All counters and gauges in Prometheus text format.
+    pub fn to_prometheus_text(&self, gauges: &Gauges) -> String {
         let mut out = String::with_capacity(4096);
         let mut family = |name: &str, kind: &str, help: &str, rows: Vec<(String, f64)>| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -120,7 +121,7 @@ impl Metrics {
         family(
             "oubliette_callers_held",
             "gauge",
-            "What says that callers are there.",
+            "Open streams, polls and waits that mark callers as present.",
             rows.into(),
         );
         family(
@@ -169,11 +170,11 @@ mod tests {
     #[test]
     fn counters_come_out_as_prometheus_text() {
         let metrics = Metrics::default();
-        metrics.request("mcp", 200);
-        metrics.request("mcp", 200);
-        metrics.action("project_list", None, Duration::from_millis(500));
-        metrics.action("project_list", Some(ErrorCode::NotFound), Duration::ZERO);
-        let text = metrics.text(&Gauges {
+        metrics.count_request("mcp", 200);
+        metrics.count_request("mcp", 200);
+        metrics.count_action("project_list", None, Duration::from_millis(500));
+        metrics.count_action("project_list", Some(ErrorCode::NotFound), Duration::ZERO);
+        let text = metrics.to_prometheus_text(&Gauges {
             sessions: 3,
             ..Gauges::default()
         });

@@ -1,18 +1,19 @@
-//! What says that a caller is there. Sessions decide what follows from it.
+//! Marks a caller as present while one of its streams or requests is open. The session crate decides what follows
+//! from presence.
 
 use std::sync::Arc;
 
 use oubliette_protocol::{CallerId, SessionId};
-use oubliette_session::{Hold, Kind, PresenceKey};
+use oubliette_session::{HoldKind, PresenceHold, PresenceKey};
 
 use crate::{app::App, auth::Grant};
 
-/// A stream, poll or waiting message that speaks for a caller while it is held. Dropped, it says that the
-/// caller let go of it.
-pub struct Held(Hold);
+/// Held by an open stream, poll or waiting message; marks its caller as present. Dropping it means that the caller
+/// disconnected.
+pub struct PresenceGuard(PresenceHold);
 
-impl Held {
-    /// The key of a stateful MCP session's GET stream: it speaks for all that was declared over it.
+impl PresenceGuard {
+    /// The key of a stateful MCP session's GET stream: it stands for every caller declared over that MCP session.
     pub fn mcp_key(grant: Option<&Grant>, mcp_session: &str) -> PresenceKey {
         PresenceKey {
             principal: grant.and_then(|g| g.token_id().cloned()),
@@ -22,18 +23,18 @@ impl Held {
         }
     }
 
-    /// By a key.
-    pub fn stream(app: &App, key: PresenceKey) -> Self {
-        Held(app.sessions.hold(key, Kind::Stream))
+    /// Marks the callers of `key` as present by an open stream.
+    pub fn for_stream(app: &App, key: PresenceKey) -> Self {
+        PresenceGuard(app.sessions.hold_presence(key, HoldKind::Stream))
     }
 
-    /// A request or stateless stream about one session.
-    pub fn request(
+    /// Marks a principal as present in one session by an open request or stateless stream.
+    pub fn for_request(
         app: &App,
         grant: &Grant,
         session: &SessionId,
         mcp_session: Option<Arc<str>>,
-        kind: Kind,
+        kind: HoldKind,
     ) -> Self {
         let key = PresenceKey {
             principal: grant.token_id().cloned(),
@@ -41,10 +42,10 @@ impl Held {
             session: Some(session.clone()),
             mcp_session: mcp_session.map(|id| id.to_string()),
         };
-        Held(app.sessions.hold(key, kind))
+        PresenceGuard(app.sessions.hold_presence(key, kind))
     }
 
-    /// The key of an event stream under `/api` that says which caller it is of.
+    /// The key of an event stream under `/api` whose query names its caller.
     pub fn sse_key(grant: &Grant, session: &SessionId, caller: CallerId) -> PresenceKey {
         PresenceKey {
             principal: grant.token_id().cloned(),
@@ -54,8 +55,8 @@ impl Held {
         }
     }
 
-    /// It ended because Oubliette answered, not because the caller let go.
-    pub fn answered(self) {
+    /// Releases the guard because Oubliette answered the request: the caller did not disconnect.
+    pub fn release_as_answered(self) {
         self.0.answered();
     }
 }

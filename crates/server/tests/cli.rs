@@ -1,15 +1,15 @@
-//! The command line on a home whose server is stopped: usage, output, definitions, what to paste where.
+//! The command line without a running server: usage, output formats, definitions, client configurations.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cli_support;
 
-use cli_support::Home;
+use cli_support::CliHome;
 use serde_json::json;
 
 #[test]
-fn wrong_usage_is_2_and_says_what_is_right() {
-    let home = Home::new();
+fn wrong_usage_exits_with_2_and_prints_usage() {
+    let home = CliHome::new();
     for args in [
         &["token", "create"][..],
         &["nonsense"],
@@ -18,9 +18,9 @@ fn wrong_usage_is_2_and_says_what_is_right() {
         &["run"],
     ] {
         let said = home.run(args);
-        assert_eq!((said.code, said.out.as_str()), (2, ""), "{args:?}: {said:?}");
+        assert_eq!((said.code, said.stdout.as_str()), (2, ""), "{args:?}: {said:?}");
         assert!(
-            said.err.contains("Usage") || said.err.contains("error:"),
+            said.stderr.contains("Usage") || said.stderr.contains("error:"),
             "{said:?}"
         );
     }
@@ -29,14 +29,14 @@ fn wrong_usage_is_2_and_says_what_is_right() {
     assert_eq!(said.json()["error"]["code"], "invalid_argument");
     let bare = home.run(&[]);
     assert_eq!(bare.code, 2);
-    assert!(bare.err.contains("Usage"), "{bare:?}");
+    assert!(bare.stderr.contains("Usage"), "{bare:?}");
     assert!(!home.path().exists(), "wrong usage makes nothing");
 }
 
 #[test]
-fn help_teaches() {
-    let home = Home::new();
-    let help = home.run(&["--help"]).good().out;
+fn help_has_examples_and_exit_codes() {
+    let home = CliHome::new();
+    let help = home.run(&["--help"]).expect_success().stdout;
     for word in [
         "oubliette up",
         "oubliette run --agent demo",
@@ -47,42 +47,50 @@ fn help_teaches() {
         assert!(help.contains(word), "{word}:\n{help}");
     }
     for command in ["run", "chat", "completions", "mcp-config"] {
-        let help = home.run(&[command, "--help"]).good().out;
+        let help = home.run(&[command, "--help"]).expect_success().stdout;
         assert!(help.contains("oubliette "), "{command} has an example:\n{help}");
     }
-    assert!(home.run(&["--version"]).good().out.starts_with("oubliette "));
+    assert!(
+        home.run(&["--version"])
+            .expect_success()
+            .stdout
+            .starts_with("oubliette ")
+    );
 }
 
 #[test]
-fn json_and_home_go_before_or_after_the_command() {
-    let home = Home::new();
-    let before = home.run(&["--json", "project", "list"]).good().json();
-    let after = home.run(&["project", "list", "--json"]).good().json();
+fn json_and_home_options_work_before_and_after_the_command() {
+    let home = CliHome::new();
+    let before = home.run(&["--json", "project", "list"]).expect_success().json();
+    let after = home.run(&["project", "list", "--json"]).expect_success().json();
     assert_eq!(before, json!({ "projects": [] }));
     assert_eq!(before, after);
     let mut command = std::process::Command::new(cli_support::PROGRAM);
     command
         .args(["project", "list", "--json", "--home"])
         .arg(home.path());
-    assert_eq!(cli_support::finish(command, "").good().json(), before);
+    assert_eq!(
+        cli_support::run_to_end(command, "").expect_success().json(),
+        before
+    );
 }
 
 #[test]
-fn a_failure_is_1_told_on_stderr_and_as_an_object() {
-    let home = Home::new();
+fn a_failure_exits_with_1_and_is_on_stderr_and_as_json_on_stdout() {
+    let home = CliHome::new();
     let said = home.run(&["project", "get", "no such", "--json"]);
-    assert_eq!(said.refused(), "not_found");
+    assert_eq!(said.expect_error_code(), "not_found");
     assert!(
-        said.err.starts_with("error: ") && said.err.contains("project list"),
+        said.stderr.starts_with("error: ") && said.stderr.contains("project list"),
         "{said:?}"
     );
     let plain = home.run(&["project", "get", "no such"]);
-    assert_eq!((plain.code, plain.out.as_str()), (1, ""));
+    assert_eq!((plain.code, plain.stdout.as_str()), (1, ""));
 }
 
 #[test]
-fn projects_live_and_die_without_a_server() {
-    let home = Home::new();
+fn projects_are_created_changed_and_deleted_without_a_server() {
+    let home = CliHome::new();
     let made = home.json(&[
         "project",
         "create",
@@ -121,7 +129,7 @@ fn projects_live_and_die_without_a_server() {
         (&changed["name"], &changed["description"]),
         (&json!("site"), &json!("Ours."))
     );
-    let table = home.run(&["project", "list"]).good().out;
+    let table = home.run(&["project", "list"]).expect_success().stdout;
     assert!(
         table.starts_with("ID ") && table.contains("site") && table.contains("other"),
         "{table}"
@@ -133,15 +141,18 @@ fn projects_live_and_die_without_a_server() {
             .len(),
         1
     );
-    home.run(&["project", "delete", "site"]).good();
-    assert_eq!(home.run(&["project", "get", id, "--json"]).refused(), "not_found");
+    home.run(&["project", "delete", "site"]).expect_success();
+    assert_eq!(
+        home.run(&["project", "get", id, "--json"]).expect_error_code(),
+        "not_found"
+    );
 }
 
 #[test]
 fn workspaces_belong_to_the_only_project_or_a_named_one() {
-    let home = Home::new();
-    assert!(home.run(&["workspace", "list"]).err.contains("project create"));
-    home.run(&["project", "create", "one"]).good();
+    let home = CliHome::new();
+    assert!(home.run(&["workspace", "list"]).stderr.contains("project create"));
+    home.run(&["project", "create", "one"]).expect_success();
     let made = home.json(&["workspace", "create", "--name", "scratch"]);
     let id = made["workspace_id"].as_str().unwrap();
     assert_eq!(
@@ -158,16 +169,22 @@ fn workspaces_belong_to_the_only_project_or_a_named_one() {
         .join("workspaces")
         .join(id);
     std::fs::write(folder.join("new.txt"), "fresh\n").unwrap();
-    assert!(home.run(&["workspace", "diff", id]).good().out.contains("+fresh"));
-    home.run(&["project", "create", "two"]).good();
-    assert!(home.run(&["workspace", "create"]).err.contains("--project"));
-    home.run(&["workspace", "create", "--project", "two"]).good();
-    home.run(&["workspace", "delete", id]).good();
+    assert!(
+        home.run(&["workspace", "diff", id])
+            .expect_success()
+            .stdout
+            .contains("+fresh")
+    );
+    home.run(&["project", "create", "two"]).expect_success();
+    assert!(home.run(&["workspace", "create"]).stderr.contains("--project"));
+    home.run(&["workspace", "create", "--project", "two"])
+        .expect_success();
+    home.run(&["workspace", "delete", id]).expect_success();
 }
 
 #[test]
 fn tokens_are_shown_once() {
-    let home = Home::new();
+    let home = CliHome::new();
     let said = home
         .run(&[
             "token",
@@ -179,48 +196,61 @@ fn tokens_are_shown_once() {
             "--expires",
             "30d",
         ])
-        .good();
-    let token = said.out.trim();
+        .expect_success();
+    let token = said.stdout.trim();
     assert!(token.starts_with("oub_"), "{said:?}");
-    assert!(home.run(&["token", "list"]).good().out.contains("ci"));
+    assert!(
+        home.run(&["token", "list"])
+            .expect_success()
+            .stdout
+            .contains("ci")
+    );
     let list = home.json(&["token", "list"]);
     assert!(!list.to_string().contains(token));
     let id = list["tokens"][0]["token_id"].as_str().unwrap();
-    home.run(&["token", "revoke", id]).good();
-    assert_eq!(home.run(&["token", "list"]).good().out, "No token.\n");
+    home.run(&["token", "revoke", id]).expect_success();
+    assert_eq!(
+        home.run(&["token", "list"]).expect_success().stdout,
+        "No token.\n"
+    );
 }
 
 #[test]
-fn agents_are_made_put_and_removed() {
-    let home = Home::new();
+fn agents_are_created_replaced_and_deleted() {
+    let home = CliHome::new();
     let said = home
         .run(&["agent", "new", "code-reviewer", "--model", "openai/gpt-5"])
-        .good();
-    assert!(std::path::Path::new(said.out.trim()).is_file(), "{said:?}");
+        .expect_success();
+    assert!(std::path::Path::new(said.stdout.trim()).is_file(), "{said:?}");
     let shown = home.json(&["agent", "get", "code-reviewer"]);
     assert_eq!(
         (&shown["name"], &shown["definition"]["model"]),
         (&json!("Code Reviewer"), &json!("openai/gpt-5"))
     );
     assert_eq!(
-        home.run(&["agent", "new", "code-reviewer", "--json"]).refused(),
+        home.run(&["agent", "new", "code-reviewer", "--json"])
+            .expect_error_code(),
         "conflict"
     );
-    home.script("scripted", json!([[{ "say": "hi" }]]));
+    home.put_scripted_agent("scripted", json!([[{ "say": "hi" }]]));
     let script = home.path().join("agents/scripted/turns.json");
     assert!(script.is_file(), "the script comes along");
-    let piped = home.run_with(
+    let piped = home.run_with_stdin(
         &["agent", "put", "-", "--slug", "piped"],
         r#"{"name": "P", "prompt": "p"}"#,
     );
-    piped.good();
-    let wrong = home.run_with(
+    piped.expect_success();
+    let wrong = home.run_with_stdin(
         &["agent", "put", "-", "--slug", "x", "--json"],
         r#"{"name": "P", "promt": "p"}"#,
     );
-    assert_eq!(wrong.refused(), "invalid_argument");
-    assert!(wrong.err.contains("promt"), "{wrong:?}");
-    assert!(home.run_with(&["agent", "put", "-"], "{}").err.contains("--slug"));
+    assert_eq!(wrong.expect_error_code(), "invalid_argument");
+    assert!(wrong.stderr.contains("promt"), "{wrong:?}");
+    assert!(
+        home.run_with_stdin(&["agent", "put", "-"], "{}")
+            .stderr
+            .contains("--slug")
+    );
     let slugs = home.json(&["agent", "list"])["agents"]
         .as_array()
         .unwrap()
@@ -228,24 +258,24 @@ fn agents_are_made_put_and_removed() {
         .map(|a| a["slug"].clone())
         .collect::<Vec<_>>();
     assert_eq!(slugs, ["code-reviewer", "piped", "scripted"]);
-    home.run(&["agent", "delete", "piped"]).good();
+    home.run(&["agent", "delete", "piped"]).expect_success();
     assert_eq!(
-        home.run(&["agent", "get", "piped", "--json"]).refused(),
+        home.run(&["agent", "get", "piped", "--json"]).expect_error_code(),
         "not_found"
     );
 }
 
 #[test]
 fn an_mcp_servers_block_becomes_catalog_entries_or_none_of_it_does() {
-    let home = Home::new();
+    let home = CliHome::new();
     let block = json!({"mcpServers": {
         "Time": {"command": "uvx", "args": ["mcp-server-time"], "env": {"TZ": "${TZ}"}},
         "docs": {"url": "https://example.com/mcp", "headers": {"X-Key": "$DOCS_KEY"}},
     }})
     .to_string();
     let added = home
-        .run_with(&["tool", "add", "-", "--json"], &block)
-        .good()
+        .run_with_stdin(&["tool", "add", "-", "--json"], &block)
+        .expect_success()
         .json();
     assert_eq!(added["entries"].as_array().unwrap().len(), 2);
     assert!(added["notes"].to_string().contains("--network proxy"), "{added}");
@@ -254,10 +284,10 @@ fn an_mcp_servers_block_becomes_catalog_entries_or_none_of_it_does() {
         (&time["transport"], &time["definition"]["env"]["TZ"]),
         (&json!("stdio"), &json!("${env:TZ}"))
     );
-    let again = home.run_with(&["tool", "add", "-", "--json"], &block);
-    assert_eq!(again.refused(), "conflict");
-    home.run_with(&["tool", "add", "-", "--replace", "--network", "proxy"], &block)
-        .good();
+    let again = home.run_with_stdin(&["tool", "add", "-", "--json"], &block);
+    assert_eq!(again.expect_error_code(), "conflict");
+    home.run_with_stdin(&["tool", "add", "-", "--replace", "--network", "proxy"], &block)
+        .expect_success();
     assert_eq!(
         home.json(&["tool", "get", "time"])["definition"]["network"],
         "proxy"
@@ -265,36 +295,41 @@ fn an_mcp_servers_block_becomes_catalog_entries_or_none_of_it_does() {
     let half =
         json!({"mcpServers": {"good": {"command": "x"}, "bad": {"type": "sse", "url": "http://h/sse"}}})
             .to_string();
-    let refused = home.run_with(&["tool", "add", "-", "--json"], &half);
-    assert_eq!(refused.refused(), "invalid_argument");
+    let refused = home.run_with_stdin(&["tool", "add", "-", "--json"], &half);
+    assert_eq!(refused.expect_error_code(), "invalid_argument");
     assert!(
-        refused.err.contains("bad") && refused.err.contains("SSE"),
+        refused.stderr.contains("bad") && refused.stderr.contains("SSE"),
         "{refused:?}"
     );
     assert_eq!(
-        home.run(&["tool", "get", "good", "--json"]).refused(),
+        home.run(&["tool", "get", "good", "--json"]).expect_error_code(),
         "not_found"
     );
     assert!(
         home.run(&["tool", "list"])
-            .good()
-            .out
+            .expect_success()
+            .stdout
             .contains("https://example.com/mcp")
     );
-    home.run(&["tool", "delete", "docs"]).good();
+    home.run(&["tool", "delete", "docs"]).expect_success();
 }
 
 #[test]
-fn a_tool_is_explained_in_a_sentence_and_tried_out() {
-    cli_support::siblings();
-    let home = Home::new();
+fn tool_explain_prints_a_sentence_and_tool_test_starts_the_entry() {
+    cli_support::build_sibling_programs();
+    let home = CliHome::new();
     let reader =
         r#"{"id":"reader","kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["."]}}"#;
-    home.run_with(&["tool", "put", "-"], reader).good();
+    home.run_with_stdin(&["tool", "put", "-"], reader)
+        .expect_success();
     let agent = r#"{"name":"W","prompt":"p","tools":{"use":["reader"],"allowed":["read"],"denied":["project_list"],"aliases":{"read":"@reader/fs_read"}}}"#;
-    home.run_with(&["agent", "put", "-", "--slug", "writer"], agent)
-        .good();
-    let sentence = |tool: &str| home.run(&["tool", "explain", "writer", tool]).good().out;
+    home.run_with_stdin(&["agent", "put", "-", "--slug", "writer"], agent)
+        .expect_success();
+    let sentence = |tool: &str| {
+        home.run(&["tool", "explain", "writer", tool])
+            .expect_success()
+            .stdout
+    };
     assert!(
         sentence("read").starts_with("writer may call read (@reader/fs_read, from the catalog)"),
         "{}",
@@ -317,20 +352,20 @@ fn a_tool_is_explained_in_a_sentence_and_tried_out() {
         (&json!("green"), &json!("@reader/fs_read"))
     );
     assert!(tried["took_ms"].is_u64());
-    home.run_with(&["tool", "put", "-", "--id", "broken"], r#"{"kind":"mcp","transport":"stdio","command":"/bin/sh","args":["-c","echo no such database >&2; exit 3"]}"#)
-        .good();
+    home.run_with_stdin(&["tool", "put", "-", "--id", "broken"], r#"{"kind":"mcp","transport":"stdio","command":"/bin/sh","args":["-c","echo no such database >&2; exit 3"]}"#)
+        .expect_success();
     let broken = home.run(&["tool", "test", "broken", "--json"]);
-    assert_eq!(broken.refused(), "unavailable");
+    assert_eq!(broken.expect_error_code(), "unavailable");
     assert!(
-        broken.err.contains("no such database"),
+        broken.stderr.contains("no such database"),
         "its stderr is told: {broken:?}"
     );
 }
 
 #[test]
-fn what_was_changed_is_in_the_audit_log() {
-    let home = Home::new();
-    home.run(&["project", "create", "one"]).good();
+fn changes_are_in_the_audit_log() {
+    let home = CliHome::new();
+    home.run(&["project", "create", "one"]).expect_success();
     let entries = home.json(&["audit"]);
     assert_eq!(entries["entries"][0]["action"], "project_create");
     assert_eq!(
@@ -339,15 +374,15 @@ fn what_was_changed_is_in_the_audit_log() {
     );
     assert!(
         home.run(&["audit", "--limit", "1"])
-            .good()
-            .out
+            .expect_success()
+            .stdout
             .contains("the owner")
     );
 }
 
 #[test]
-fn what_needs_a_server_says_how_to_start_one() {
-    let home = Home::new();
+fn commands_that_need_a_server_say_how_to_start_one() {
+    let home = CliHome::new();
     for args in [
         &["run", "hi"][..],
         &["chat"],
@@ -358,20 +393,23 @@ fn what_needs_a_server_says_how_to_start_one() {
         let said = home.run(args);
         assert_eq!(said.code, 1, "{said:?}");
         assert!(
-            said.err.contains("oubliette --home") && said.err.contains(" up`"),
+            said.stderr.contains("oubliette --home") && said.stderr.contains(" up`"),
             "{said:?}"
         );
     }
-    assert_eq!(home.run(&["session", "list", "--json"]).refused(), "unavailable");
+    assert_eq!(
+        home.run(&["session", "list", "--json"]).expect_error_code(),
+        "unavailable"
+    );
 }
 
 #[test]
-fn commands_at_once_wait_for_each_other() {
-    let home = Home::new();
+fn concurrent_commands_wait_for_each_other() {
+    let home = CliHome::new();
     let names: Vec<String> = (0..4).map(|n| format!("p{n}")).collect();
     std::thread::scope(|scope| {
         for name in &names {
-            scope.spawn(|| home.run(&["project", "create", name]).good());
+            scope.spawn(|| home.run(&["project", "create", name]).expect_success());
         }
     });
     assert_eq!(
@@ -384,12 +422,12 @@ fn commands_at_once_wait_for_each_other() {
 }
 
 #[test]
-fn nothing_an_agent_says_of_itself_acts_on_the_terminal() {
-    let home = Home::new();
+fn control_characters_in_an_agents_description_are_not_printed() {
+    let home = CliHome::new();
     let agent = json!({ "name": "N", "prompt": "p", "description": "\u{1b}[2Jgone\u{202e}" }).to_string();
-    home.run_with(&["agent", "put", "-", "--slug", "odd"], &agent)
-        .good();
-    let out = home.run(&["agent", "list"]).good().out;
+    home.run_with_stdin(&["agent", "put", "-", "--slug", "odd"], &agent)
+        .expect_success();
+    let out = home.run(&["agent", "list"]).expect_success().stdout;
     assert!(
         out.contains("gone") && !out.contains('\u{1b}') && !out.contains('\u{202e}'),
         "{out:?}"
@@ -397,9 +435,9 @@ fn nothing_an_agent_says_of_itself_acts_on_the_terminal() {
 }
 
 #[test]
-fn the_doctor_finds_what_is_wrong_and_its_remedy() {
-    cli_support::siblings();
-    let home = Home::new();
+fn doctor_reports_failed_checks_with_remedies() {
+    cli_support::build_sibling_programs();
+    let home = CliHome::new();
     let none = home.run(&["doctor", "--json"]).json();
     let find = |report: &serde_json::Value, name: &str| {
         report["checks"]
@@ -423,7 +461,7 @@ fn the_doctor_finds_what_is_wrong_and_its_remedy() {
     ] {
         find(&none, name);
     }
-    home.run(&["project", "create", "one"]).good();
+    home.run(&["project", "create", "one"]).expect_success();
     let good = home.run(&["doctor", "--json"]);
     assert_eq!(find(&good.json(), "database")["ok"], true);
     assert_eq!(good.code == 0, good.json()["ok"] == true);
@@ -439,18 +477,18 @@ fn the_doctor_finds_what_is_wrong_and_its_remedy() {
     let text = home.run(&["doctor"]);
     assert_eq!(text.code, 1);
     assert!(
-        text.out.contains("✗ database") && text.out.contains("→"),
+        text.stdout.contains("✗ database") && text.stdout.contains("→"),
         "{}",
-        text.out
+        text.stdout
     );
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    assert!(home.run(&["doctor"]).out.contains("chmod 700"));
+    assert!(home.run(&["doctor"]).stdout.contains("chmod 700"));
 }
 
 #[test]
 fn every_client_gets_a_config_in_its_own_format() {
-    let home = Home::new();
+    let home = CliHome::new();
     let mut settings = insta::Settings::clone_current();
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
@@ -464,8 +502,8 @@ fn every_client_gets_a_config_in_its_own_format() {
             "codex",
             "gemini",
         ] {
-            let plain = home.run(&["mcp-config", client]).good();
-            assert!(plain.err.contains("token create"), "{plain:?}");
+            let plain = home.run(&["mcp-config", client]).expect_success();
+            assert!(plain.stderr.contains("token create"), "{plain:?}");
             let with = home
                 .run(&[
                     "mcp-config",
@@ -477,12 +515,12 @@ fn every_client_gets_a_config_in_its_own_format() {
                     "--name",
                     "lab",
                 ])
-                .good();
+                .expect_success();
             let told = format!(
                 "{}\n\n{}\n\n{}",
-                plain.out.trim_end(),
-                plain.err.trim_end(),
-                with.out.trim_end()
+                plain.stdout.trim_end(),
+                plain.stderr.trim_end(),
+                with.stdout.trim_end()
             );
             insta::assert_snapshot!(format!("mcp_config_{client}"), told);
         }
@@ -495,16 +533,16 @@ fn every_client_gets_a_config_in_its_own_format() {
     assert_eq!(home.run(&["mcp-config", "nobody"]).code, 2);
     assert_eq!(
         home.run(&["mcp-config", "cursor", "--url", "ftp://x", "--json"])
-            .refused(),
+            .expect_error_code(),
         "invalid_argument"
     );
 }
 
 #[test]
 fn every_shell_gets_completions() {
-    let home = Home::new();
+    let home = CliHome::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = home.run(&["completions", shell]).good().out;
+        let script = home.run(&["completions", shell]).expect_success().stdout;
         assert!(
             script.contains("mcp-config") && script.contains("workspace"),
             "{shell}"

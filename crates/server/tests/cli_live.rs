@@ -1,10 +1,10 @@
-//! The command line with a running server: turns in the terminal, followed, cancelled, switched.
+//! The command line with a running server: turns are shown, followed and cancelled, agents switched.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cli_support;
 
-use cli_support::Home;
+use cli_support::CliHome;
 use serde_json::{Value, json};
 
 fn lines(text: &str) -> Vec<Value> {
@@ -14,19 +14,24 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_turn_streams_text_calls_and_results() {
-    let home = Home::served();
-    let said = home.run(&["run", "--agent", "demo", "Show me around"]).good();
+fn run_shows_text_tool_calls_and_results() {
+    let home = CliHome::with_server();
+    let said = home
+        .run(&["run", "--agent", "demo", "Show me around"])
+        .expect_success();
     for words in [
         "Hello. I am a scripted agent",
         "▸ write path=\"hello.txt\"",
         "✓ created /workspace/hello.txt",
         "Done.",
     ] {
-        assert!(said.out.contains(words), "{words}: {said:?}");
+        assert!(said.stdout.contains(words), "{words}: {said:?}");
     }
-    assert!(!said.out.contains('\u{1b}'), "no colour in a pipe");
-    assert!(said.err.contains("oubliette chat --session gogol_"), "{said:?}");
+    assert!(!said.stdout.contains('\u{1b}'), "no colour in a pipe");
+    assert!(
+        said.stderr.contains("oubliette chat --session gogol_"),
+        "{said:?}"
+    );
 
     let reply = home.json(&["run", "--agent", "demo", "again", "--end"]);
     assert_eq!((&reply["turn"], &reply["status"]), (&json!(1), &json!("idle")));
@@ -37,13 +42,18 @@ fn a_turn_streams_text_calls_and_results() {
     );
 
     let words = home
-        .run_with(&["run", "--quiet", "--agent", "demo", "-"], "from stdin")
-        .good();
+        .run_with_stdin(&["run", "--quiet", "--agent", "demo", "-"], "from stdin")
+        .expect_success();
     assert!(
-        words.out.starts_with("Hello.") && !words.out.contains('▸') && words.err.is_empty(),
+        words.stdout.starts_with("Hello.") && !words.stdout.contains('▸') && words.stderr.is_empty(),
         "{words:?}"
     );
-    let heard = lines(&home.run(&["session", "events", "last", "--json"]).good().out);
+    let heard = lines(
+        &home
+            .run(&["session", "events", "last", "--json"])
+            .expect_success()
+            .stdout,
+    );
     assert!(
         heard[0]["events"]
             .as_array()
@@ -55,8 +65,8 @@ fn a_turn_streams_text_calls_and_results() {
     let events = lines(
         &home
             .run(&["run", "--stream-json", "--session", "last", "more"])
-            .good()
-            .out,
+            .expect_success()
+            .stdout,
     );
     assert_eq!(events.last().unwrap()["type"], "turn_completed");
     assert_eq!(events.last().unwrap()["turn"], 2);
@@ -67,34 +77,37 @@ fn a_turn_streams_text_calls_and_results() {
 }
 
 #[test]
-fn a_turn_that_fails_is_1() {
-    let home = Home::served();
+fn run_exits_with_1_when_the_turn_fails() {
+    let home = CliHome::with_server();
     let runtime =
         json!({ "name": "B", "prompt": "p", "runtime": { "kind": "acp", "command": ["/bin/false"] } })
             .to_string();
-    home.run_with(&["agent", "put", "-", "--slug", "broken"], &runtime)
-        .good();
+    home.run_with_stdin(&["agent", "put", "-", "--slug", "broken"], &runtime)
+        .expect_success();
     let said = home.run(&["run", "--agent", "broken", "go"]);
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.err.contains("error: "), "{said:?}");
+    assert!(said.stderr.contains("error: "), "{said:?}");
     assert_eq!(
-        home.run(&["run", "--agent", "broken", "go", "--json"]).refused(),
+        home.run(&["run", "--agent", "broken", "go", "--json"])
+            .expect_error_code(),
         "unavailable"
     );
     let streamed = home.run(&["run", "--agent", "broken", "go", "--stream-json"]);
     assert_eq!(streamed.code, 1);
-    assert!(lines(&streamed.out).iter().any(|e| e["type"] == "error"));
+    assert!(lines(&streamed.stdout).iter().any(|e| e["type"] == "error"));
     assert_eq!(
-        home.run(&["run", "--agent", "nobody", "go", "--json"]).refused(),
+        home.run(&["run", "--agent", "nobody", "go", "--json"])
+            .expect_error_code(),
         "not_found"
     );
-    home.run(&["project", "create", "second"]).good();
-    assert!(home.run(&["run", "go"]).err.contains("--project"));
+    home.run(&["project", "create", "second"]).expect_success();
+    assert!(home.run(&["run", "go"]).stderr.contains("--project"));
     home.run(&["run", "--project", "second", "--agent", "demo", "go"])
-        .good();
+        .expect_success();
 }
 
-/// An agent that says that it has begun and then nothing more, whatever it hears.
+/// An ACP agent, as a shell script, that answers a prompt with one chunk of text, never ends the turn and ignores
+/// `session/cancel`.
 const STUBBORN: &str = r#"
 while read -r line; do
     id=${line#*\"id\":}
@@ -112,44 +125,44 @@ done
 "#;
 
 #[test]
-fn ctrl_c_cancels_the_turn_and_twice_ends_the_session() {
-    let home = Home::served();
-    home.script(
+fn ctrl_c_cancels_the_turn_and_a_second_one_ends_the_session() {
+    let home = CliHome::with_server();
+    home.put_scripted_agent(
         "slow",
         json!([[{ "say": "Begun." }, { "sleep_ms": 600_000 }, { "say": "never" }]]),
     );
 
     let mut once = home.start(&["run", "--agent", "slow", "go"]);
-    once.until_out("Begun.");
+    once.wait_for_stdout("Begun.");
     once.interrupt();
-    once.until_err("Ctrl-C again ends the session");
+    once.wait_for_stderr("Ctrl-C again ends the session");
     let said = once.finish();
     assert_eq!(said.code, 1);
     assert!(
-        said.err.contains("the turn was cancelled") && !said.out.contains("never"),
+        said.stderr.contains("the turn was cancelled") && !said.stdout.contains("never"),
         "{said:?}"
     );
     assert_eq!(home.json(&["session", "get", "last"])["status"], "idle");
 
-    // One that does not stop when it is told to: the turn is still there for the second Ctrl-C.
+    // This agent ignores the cancellation, so its turn is still running at the second Ctrl-C.
     let runtime = json!({ "kind": "acp", "command": ["/bin/sh", "-c", STUBBORN] });
     let agent = json!({ "name": "S", "prompt": "p", "runtime": runtime }).to_string();
-    home.run_with(&["agent", "put", "-", "--slug", "stubborn"], &agent)
-        .good();
+    home.run_with_stdin(&["agent", "put", "-", "--slug", "stubborn"], &agent)
+        .expect_success();
     let mut twice = home.start(&["run", "--agent", "stubborn", "go"]);
-    twice.until_out("Begun.");
+    twice.wait_for_stdout("Begun.");
     twice.interrupt();
-    twice.until_err("Ctrl-C again ends the session");
+    twice.wait_for_stderr("Ctrl-C again ends the session");
     twice.interrupt();
     assert_eq!(twice.finish().code, 1);
     assert_eq!(home.json(&["session", "get", "last"])["status"], "ended");
 }
 
 #[test]
-fn a_chat_goes_on_and_switches_agents() {
-    let home = Home::served();
-    home.script("parrot", json!([[{ "say": "first" }], [{ "say": "second" }]]));
-    let said = home.run_with(
+fn chat_runs_several_turns_and_switches_agents() {
+    let home = CliHome::with_server();
+    home.put_scripted_agent("parrot", json!([[{ "say": "first" }], [{ "say": "second" }]]));
+    let said = home.run_with_stdin(
         &["chat", "--agent", "parrot"],
         "hello\n\n/switch demo\ngo\n/switch parrot\nagain\n/tools\n/agents\n/cancel\n/help\n/nonsense\n/end\n",
     );
@@ -157,7 +170,7 @@ fn a_chat_goes_on_and_switches_agents() {
         said.code, 1,
         "an unknown command in a pipe is a failure: {said:?}"
     );
-    assert!(said.err.contains("/nonsense"), "{said:?}");
+    assert!(said.stderr.contains("/nonsense"), "{said:?}");
     for words in [
         "first",
         "switch_requested     parrot → demo",
@@ -170,16 +183,16 @@ fn a_chat_goes_on_and_switches_agents() {
         "assistant",
         "/switch AGENT",
     ] {
-        assert!(said.out.contains(words), "{words}: {}", said.out);
+        assert!(said.stdout.contains(words), "{words}: {}", said.stdout);
     }
-    assert!(said.err.contains("no turn is running"), "{said:?}");
+    assert!(said.stderr.contains("no turn is running"), "{said:?}");
     assert_eq!(home.json(&["session", "get", "last"])["status"], "ended");
 
     let replies = lines(
         &home
-            .run_with(&["chat", "--agent", "parrot", "--json"], "one\ntwo\n")
-            .good()
-            .out,
+            .run_with_stdin(&["chat", "--agent", "parrot", "--json"], "one\ntwo\n")
+            .expect_success()
+            .stdout,
     );
     assert_eq!(
         replies
@@ -188,33 +201,40 @@ fn a_chat_goes_on_and_switches_agents() {
             .collect::<Vec<_>>(),
         ["first", "second"]
     );
-    let back = home.run_with(&["chat", "--session", "last"], "three\n").good();
+    let back = home
+        .run_with_stdin(&["chat", "--session", "last"], "three\n")
+        .expect_success();
     assert!(
-        back.out.contains("second") && !back.out.contains("first"),
+        back.stdout.contains("second") && !back.stdout.contains("first"),
         "{back:?}"
     );
 }
 
 #[test]
 fn sessions_are_listed_messaged_followed_and_ended() {
-    let home = Home::served();
-    home.script("parrot", json!([[{ "say": "first" }], [{ "say": "second" }]]));
+    let home = CliHome::with_server();
+    home.put_scripted_agent("parrot", json!([[{ "say": "first" }], [{ "say": "second" }]]));
     let id = home.json(&["run", "--agent", "parrot", "hello"])["session_id"]
         .as_str()
         .unwrap()
         .to_owned();
-    assert!(home.run(&["session", "list"]).good().out.contains(&id));
+    assert!(
+        home.run(&["session", "list"])
+            .expect_success()
+            .stdout
+            .contains(&id)
+    );
     assert_eq!(
         home.json(&["session", "list", "--status", "ended"]),
         json!({ "sessions": [] })
     );
 
     let mut follower = home.start(&["session", "events", &id, "--follow", "--json"]);
-    follower.until_out("turn_completed");
+    follower.wait_for_stdout("turn_completed");
     assert!(
         home.run(&["session", "message", &id, "more", "--wait"])
-            .good()
-            .out
+            .expect_success()
+            .stdout
             .contains("second")
     );
     let sent = home.json(&["session", "message", &id, "and more"]);
@@ -222,8 +242,8 @@ fn sessions_are_listed_messaged_followed_and_ended() {
     let switched = home.json(&["session", "switch", &id, "demo"]);
     assert_eq!(switched["agent"], "demo");
     assert_eq!(home.json(&["session", "cancel", &id])["cancelled"], false);
-    home.run(&["session", "end", &id]).good();
-    let followed = lines(follower.finish().out.trim_start_matches(|c| c != '\n').trim());
+    home.run(&["session", "end", &id]).expect_success();
+    let followed = lines(follower.finish().stdout.trim_start_matches(|c| c != '\n').trim());
     assert_eq!(
         followed.last().unwrap()["status"],
         "ended",
@@ -242,43 +262,43 @@ fn sessions_are_listed_messaged_followed_and_ended() {
     assert_eq!(some["events"][0]["index"], 3);
     assert!(
         home.run(&["session", "events", &id])
-            .good()
-            .out
+            .expect_success()
+            .stdout
             .contains("turn_completed       turn 1 (end_turn)")
     );
     assert_eq!(
         home.run(&["session", "get", "gogol_01ARZ3NDEKTSV4RRFFQ69G5FAV", "--json"])
-            .refused(),
+            .expect_error_code(),
         "not_found"
     );
 }
 
 #[test]
-fn the_debugger_is_followed_with_timings() {
-    let home = Home::served();
+fn session_debug_follows_events_with_timings() {
+    let home = CliHome::with_server();
     let id = home.json(&["run", "--agent", "demo", "hello"])["session_id"]
         .as_str()
         .unwrap()
         .to_owned();
     let mut follower = home.start(&["session", "debug", &id]);
-    let shown = follower.until_out("run argv=");
+    let shown = follower.wait_for_stdout("run argv=");
     assert!(
         shown.contains("build_started") && shown.contains("tool_call") && shown.contains(" ms] →"),
         "{shown}"
     );
     home.run(&["tool", "call", &id, "read", r#"{"path": "hello.txt"}"#])
-        .good();
-    follower.until_out("read path=\"hello.txt\"");
-    home.run(&["session", "end", &id]).good();
+        .expect_success();
+    follower.wait_for_stdout("read path=\"hello.txt\"");
+    home.run(&["session", "end", &id]).expect_success();
     assert!(
-        follower.finish().out.contains("teardown_finished"),
+        follower.finish().stdout.contains("teardown_finished"),
         "it stays to the end and then leaves"
     );
     let calls = lines(
         &home
             .run(&["session", "debug", &id, "--kinds", "tool_call", "--json"])
-            .good()
-            .out,
+            .expect_success()
+            .stdout,
     );
     assert!(
         calls.len() >= 4 && calls.iter().all(|c| c["kind"] == "tool_call"),
@@ -288,26 +308,29 @@ fn the_debugger_is_followed_with_timings() {
 
 #[test]
 fn tools_of_a_session_are_listed_called_and_restarted() {
-    let home = Home::served();
+    let home = CliHome::with_server();
     let id = home.json(&["run", "--agent", "demo", "hello"])["session_id"]
         .as_str()
         .unwrap()
         .to_owned();
-    let list = home.run(&["tool", "list", "--session", &id]).good().out;
+    let list = home
+        .run(&["tool", "list", "--session", &id])
+        .expect_success()
+        .stdout;
     assert!(
         list.contains("read ") && list.contains("LIGHT") && list.contains("green"),
         "{list}"
     );
     assert!(
         home.run(&["tool", "list", "--agent", "demo"])
-            .good()
-            .out
+            .expect_success()
+            .stdout
             .contains("write")
     );
     assert_eq!(
         home.run(&["tool", "call", &id, "read", r#"{"path": "hello.txt"}"#])
-            .good()
-            .out,
+            .expect_success()
+            .stdout,
         "Hello from the sandbox.\n"
     );
     let failed = home.run(&[
@@ -321,35 +344,36 @@ fn tools_of_a_session_are_listed_called_and_restarted() {
     assert_eq!(failed.code, 1, "{failed:?}");
     assert!(
         home.run(&["tool", "call", &id, "read", "{"])
-            .err
+            .stderr
             .contains("not JSON")
     );
     assert_eq!(
-        home.run(&["tool", "call", &id, "nope", "--json"]).refused(),
+        home.run(&["tool", "call", &id, "nope", "--json"])
+            .expect_error_code(),
         "not_found"
     );
     assert!(
         home.run(&["tool", "restart", &id, "reader"])
-            .err
+            .stderr
             .contains("built-in")
     );
     let told = home
         .run(&["tool", "explain", "demo", "read", "--session", &id])
-        .good()
-        .out;
+        .expect_success()
+        .stdout;
     assert!(told.contains("demo may call read"), "{told}");
 }
 
 #[test]
 fn a_running_server_is_found_wherever_it_listens() {
-    let home = Home::served();
+    let home = CliHome::with_server();
     let config = home.json(&["mcp-config", "cursor"]);
     assert_eq!(config["url"], format!("{}/mcp", home.url));
     let report = home.json(&["doctor"]);
     assert_eq!(report["checks"][0]["detail"], format!("running at {}", home.url));
     let second = home.run(&["up", "--json"]);
-    assert_eq!(second.refused(), "conflict");
-    assert!(second.err.contains(&home.url), "{second:?}");
+    assert_eq!(second.expect_error_code(), "conflict");
+    assert!(second.stderr.contains(&home.url), "{second:?}");
     let token = home.json(&[
         "token",
         "create",

@@ -1,85 +1,89 @@
-//! Who may do what from outside: every action, by every scope, with and without a project binding. The same
-//! from inside, over a relay socket, is in `grants_inside.rs`.
+//! Permissions of calls from outside: every action, with tokens of every scope, with and without a project
+//! binding. `grants_inside.rs` tests the same over a relay socket, from inside a sandbox.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 mod grant_rows;
 
-use common::Server;
+use common::InProcessServer;
 use grant_rows::{
-    Bound,
-    Foreign::{Denied, Missing, Unlisted},
-    ROWS, Things, rows_cover_every_action,
+    ForeignProjectResult::{Denied, Missing, Unlisted},
+    GrantTargets, PERMISSION_TABLE, TokenBinding, rows_cover_every_action,
 };
 use oubliette_protocol::{
     ErrorCode, Result, Scope,
     Scope::{Admin, Read, Write},
 };
 use oubliette_server::{
-    actions::{self, Origin},
-    auth::{Mint, expose},
+    actions::{self, ActionOrigin},
+    auth::{TokenSpec, expose},
 };
 use serde_json::{Value, json};
 
 async fn perform(
-    server: &Server,
+    server: &InProcessServer,
     token: &str,
     name: &str,
     arguments: Value,
-    origin: &Origin,
+    origin: &ActionOrigin,
 ) -> Result<Value> {
     let Value::Object(arguments) = arguments else {
         panic!("{name}: arguments are an object")
     };
-    let grant = server.app.auth.token(token).await.unwrap();
+    let grant = server.app.auth.authenticate_token(token).await.unwrap();
     actions::perform(&server.app, &grant, name, arguments, origin).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_action_by_every_scope_and_binding() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     rows_cover_every_action();
     let elsewhere = server.project("elsewhere").await;
-    for row in ROWS {
+    for row in PERMISSION_TABLE {
         for scope in Scope::ALL {
-            for bound in [Bound::No, Bound::Here, Bound::Elsewhere] {
-                let things = Things::make(&server).await;
+            for bound in [
+                TokenBinding::Unbound,
+                TokenBinding::SameProject,
+                TokenBinding::OtherProject,
+            ] {
+                let targets = GrantTargets::in_new_project(&server).await;
                 let project = match bound {
-                    Bound::No => None,
-                    Bound::Here => Some(&things.project),
-                    Bound::Elsewhere => Some(&elsewhere),
+                    TokenBinding::Unbound => None,
+                    TokenBinding::SameProject => Some(&targets.project),
+                    TokenBinding::OtherProject => Some(&elsewhere),
                 };
                 let token = server.token(scope, project).await;
-                // Looked at first: deleting a project ends its tokens.
-                let grant = server.app.auth.token(&token).await.unwrap();
+                // Taken before the action runs, since deleting a project revokes its tokens.
+                let grant = server.app.auth.authenticate_token(&token).await.unwrap();
                 let listed = actions::visible(&grant).any(|d| d.name == row.action);
                 let case = format!("{} by {scope}, bound {bound:?}", row.action);
                 let outcome = perform(
                     &server,
                     &token,
                     row.action,
-                    (row.arguments)(&things),
-                    &Origin::outside(),
+                    (row.arguments)(&targets),
+                    &ActionOrigin::outside(),
                 )
                 .await;
                 let code = outcome.as_ref().err().map(|e| e.code);
-                let denied = scope < row.least || (bound != Bound::No && row.foreign == Denied);
+                let denied =
+                    scope < row.min_scope || (bound != TokenBinding::Unbound && row.foreign == Denied);
                 assert_eq!(listed, !denied, "{case}: shown as a tool");
                 if denied {
                     assert_eq!(code, Some(ErrorCode::PermissionDenied), "{case}: {outcome:?}");
                     continue;
                 }
                 match (bound, row.foreign) {
-                    (Bound::Elsewhere, Missing) => {
+                    (TokenBinding::OtherProject, Missing) => {
                         assert_eq!(code, Some(ErrorCode::NotFound), "{case}: {outcome:?}")
                     }
-                    (Bound::Elsewhere, Unlisted) => {
+                    (TokenBinding::OtherProject, Unlisted) => {
                         let text = outcome.unwrap().to_string();
                         for id in [
-                            things.project.as_str(),
-                            things.session.as_str(),
-                            things.token.as_str(),
+                            targets.project.as_str(),
+                            targets.session.as_str(),
+                            targets.token.as_str(),
                         ] {
                             assert!(!text.contains(id), "{case} shows {id}");
                         }
@@ -103,12 +107,12 @@ async fn every_action_by_every_scope_and_binding() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_key_reaches_further_than_itself() {
-    let server = Server::start().await;
+async fn a_token_cannot_grant_more_than_it_may_do() {
+    let server = InProcessServer::start().await;
     let (project, other) = (server.project("here").await, server.project("other").await);
     let bound = server.token(Admin, Some(&project)).await;
     let writer = server.token(Write, None).await;
-    let outside = Origin::outside();
+    let outside = ActionOrigin::outside();
     let cases = [
         (
             &bound,
@@ -204,8 +208,8 @@ async fn no_key_reaches_further_than_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_dies_at_once_and_leaves_no_trace_of_itself() {
-    let server = Server::start().await;
+async fn revoked_and_expired_tokens_are_refused_and_no_token_is_stored() {
+    let server = InProcessServer::start().await;
     let (_, made) = server
         .tool(
             &server.admin,
@@ -227,7 +231,7 @@ async fn a_token_dies_at_once_and_leaves_no_trace_of_itself() {
         )
         .await;
     assert_eq!(server.tool(token, "project_list", json!({})).await.0, 401);
-    let mint = Mint {
+    let mint = TokenSpec {
         name: "short".into(),
         scope: Read,
         project: None,

@@ -1,5 +1,5 @@
-//! Who may do what from inside: every action, by a key of every scope and binding, over the relay socket of a
-//! session that runs, and what no key may do there.
+//! Permissions of calls from inside a sandbox: every action, with keys of every scope and binding, over the relay
+//! socket of a running session, and what is refused there whatever the key.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -8,11 +8,10 @@ mod grant_rows;
 
 use std::collections::BTreeMap;
 
-use common::{Server, siblings::siblings};
+use common::{InProcessServer, siblings::build_sibling_programs};
 use grant_rows::{
-    Bound,
-    Foreign::{Denied, Missing, Unlisted},
-    ROWS, Things, rows_cover_every_action,
+    ForeignProjectResult::{Denied, Missing, Unlisted},
+    GrantTargets, PERMISSION_TABLE, TokenBinding, rows_cover_every_action,
 };
 use oubliette_protocol::{ProjectId, Scope, SessionId};
 use oubliette_server::actions;
@@ -25,31 +24,31 @@ use tokio::{
     },
 };
 
-/// A raw client of a relay socket.
-struct Socket {
+/// A JSON-RPC client that writes raw lines to a session's relay socket.
+struct RelayClient {
     lines: Lines<BufReader<OwnedReadHalf>>,
     write: OwnedWriteHalf,
-    last: u64,
+    last_id: u64,
 }
 
-impl Socket {
-    async fn of(server: &Server, session: &SessionId) -> Self {
+impl RelayClient {
+    async fn connect(server: &InProcessServer, session: &SessionId) -> Self {
         let (_, shown) = server
             .tool(&server.admin, "session_get", json!({ "session_id": session }))
             .await;
-        let path = shown["relay_socket"].as_str().expect("a session that runs");
+        let path = shown["relay_socket"].as_str().expect("a running session");
         let (read, write) = UnixStream::connect(path).await.unwrap().into_split();
         Self {
             lines: BufReader::new(read).lines(),
             write,
-            last: 0,
+            last_id: 0,
         }
     }
 
-    /// The result, or the error.
-    async fn ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
-        self.last += 1;
-        let request = json!({ "jsonrpc": "2.0", "id": self.last, "method": method, "params": params });
+    /// Sends a request and returns the `result` or the `error` of its response.
+    async fn request(&mut self, method: &str, params: Value) -> Result<Value, Value> {
+        self.last_id += 1;
+        let request = json!({ "jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params });
         self.write
             .write_all(format!("{request}\n").as_bytes())
             .await
@@ -57,7 +56,7 @@ impl Socket {
         loop {
             let line = self.lines.next_line().await.unwrap().expect("an answer");
             let mut answer: Value = serde_json::from_str(&line).unwrap();
-            if answer["id"] == self.last {
+            if answer["id"] == self.last_id {
                 return match answer.get("error") {
                     Some(error) => Err(error.clone()),
                     None => Ok(answer["result"].take()),
@@ -68,7 +67,7 @@ impl Socket {
 
     async fn call(&mut self, key: &str, tool: &str, arguments: Value) -> Result<Value, Value> {
         let params = json!({ "tool": tool, "arguments": arguments, "api_key": key });
-        self.ask("oubliette_call_tool", params).await
+        self.request("oubliette_call_tool", params).await
     }
 }
 
@@ -80,19 +79,19 @@ fn code(outcome: &Result<Value, Value>) -> Option<&str> {
     })
 }
 
-/// A session that runs, started by another that runs.
-struct World {
-    server: Server,
+/// A server with two running sessions, one started by the other, and a client of the child's relay socket.
+struct NestedSessionFixture {
+    server: InProcessServer,
     project: ProjectId,
     elsewhere: ProjectId,
-    own: SessionId,
+    child: SessionId,
     parent: SessionId,
-    socket: Socket,
+    relay: RelayClient,
 }
 
-impl World {
+impl NestedSessionFixture {
     async fn new() -> Self {
-        let server = Server::start().await;
+        let server = InProcessServer::start().await;
         let library = &server.app.library;
         for (slug, tools, children) in [
             ("grandchild", json!({ "use": ["shell"] }), json!([])),
@@ -113,38 +112,38 @@ impl World {
         let (status, reply) = server.tool(&server.admin, "session_message", message).await;
         assert_eq!(status, 200, "{reply}");
         let parent: SessionId = reply["session_id"].as_str().unwrap().parse().unwrap();
-        let mut above = Socket::of(&server, &parent).await;
-        let reply = above
-            .ask("session_message", json!({ "message": "go", "wait": true }))
+        let mut parent_relay = RelayClient::connect(&server, &parent).await;
+        let reply = parent_relay
+            .request("session_message", json!({ "message": "go", "wait": true }))
             .await
             .unwrap();
-        let own: SessionId = reply["session_id"].as_str().unwrap().parse().unwrap();
-        let socket = Socket::of(&server, &own).await;
+        let child: SessionId = reply["session_id"].as_str().unwrap().parse().unwrap();
+        let relay = RelayClient::connect(&server, &child).await;
         Self {
             server,
             project,
             elsewhere,
-            own,
+            child,
             parent,
-            socket,
+            relay,
         }
     }
 
-    async fn things(&self) -> Things {
-        Things::within(
+    async fn targets(&self) -> GrantTargets {
+        GrantTargets::in_project(
             &self.server,
             self.project.clone(),
-            self.own.clone(),
+            self.child.clone(),
             self.parent.clone(),
         )
         .await
     }
 
-    async fn key(&self, scope: Scope, bound: Bound) -> String {
+    async fn key(&self, scope: Scope, bound: TokenBinding) -> String {
         let project = match bound {
-            Bound::No => None,
-            Bound::Here => Some(&self.project),
-            Bound::Elsewhere => Some(&self.elsewhere),
+            TokenBinding::Unbound => None,
+            TokenBinding::SameProject => Some(&self.project),
+            TokenBinding::OtherProject => Some(&self.elsewhere),
         };
         self.server.token(scope, project).await
     }
@@ -152,19 +151,19 @@ impl World {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_action_by_every_key_over_the_relay_socket() {
-    siblings();
+    build_sibling_programs();
     rows_cover_every_action();
-    let mut world = World::new().await;
+    let mut fixture = NestedSessionFixture::new().await;
     for scope in Scope::ALL {
-        for bound in Bound::ALL {
-            let key = world.key(scope, bound).await;
-            let grant = world.server.app.auth.token(&key).await.unwrap();
+        for bound in TokenBinding::ALL {
+            let key = fixture.key(scope, bound).await;
+            let grant = fixture.server.app.auth.authenticate_token(&key).await.unwrap();
             let expected: BTreeMap<_, _> = actions::visible(&grant)
                 .map(|d| (d.name.to_owned(), Value::Object((d.schema)().clone())))
                 .collect();
-            let listed = world
-                .socket
-                .ask("oubliette_tools", json!({ "api_key": key }))
+            let listed = fixture
+                .relay
+                .request("oubliette_tools", json!({ "api_key": key }))
                 .await;
             let listed: BTreeMap<_, _> = listed.unwrap()["tools"]
                 .as_array()
@@ -181,15 +180,16 @@ async fn every_action_by_every_key_over_the_relay_socket() {
                 listed, expected,
                 "{scope}, bound {bound:?}: another list than outside"
             );
-            for row in ROWS {
+            for row in PERMISSION_TABLE {
                 let case = format!("{} by {scope}, bound {bound:?}", row.action);
-                let things = world.things().await;
-                let outcome = world
-                    .socket
-                    .call(&key, row.action, (row.arguments)(&things))
+                let targets = fixture.targets().await;
+                let outcome = fixture
+                    .relay
+                    .call(&key, row.action, (row.arguments)(&targets))
                     .await;
                 let code = code(&outcome);
-                let denied = scope < row.least || (bound != Bound::No && row.foreign == Denied);
+                let denied =
+                    scope < row.min_scope || (bound != TokenBinding::Unbound && row.foreign == Denied);
                 assert_eq!(
                     listed.contains_key(row.action),
                     !denied,
@@ -201,15 +201,15 @@ async fn every_action_by_every_key_over_the_relay_socket() {
                     continue;
                 }
                 match (bound, row.foreign) {
-                    (Bound::Elsewhere, Missing) => {
+                    (TokenBinding::OtherProject, Missing) => {
                         assert_eq!(code, Some("not_found"), "{case}: {outcome:?}")
                     }
-                    (Bound::Elsewhere, Unlisted) => {
+                    (TokenBinding::OtherProject, Unlisted) => {
                         let text = outcome.unwrap().to_string();
-                        let mut hidden = vec![things.session.as_str(), things.token.as_str()];
-                        // The log tells a token what it tried itself, and where.
+                        let mut hidden = vec![targets.session.as_str(), targets.token.as_str()];
+                        // The audit log shows a token its own attempts, with the project they named.
                         if row.action != "audit_list" {
-                            hidden.push(things.project.as_str());
+                            hidden.push(targets.project.as_str());
                         }
                         for id in hidden {
                             assert!(!text.contains(id), "{case} shows {id}");
@@ -223,10 +223,13 @@ async fn every_action_by_every_key_over_the_relay_socket() {
             }
         }
     }
-    // Who did it, from where, is written down; what was refused too.
-    world.server.app.audit_settled().await;
-    let filter = json!({ "session_id": world.own, "limit": 1000 });
-    let (_, log) = world.server.tool(&world.server.admin, "audit_list", filter).await;
+    // The audit log has token and session of each change, of refused ones too.
+    fixture.server.app.flush_audit().await;
+    let filter = json!({ "session_id": fixture.child, "limit": 1000 });
+    let (_, log) = fixture
+        .server
+        .tool(&fixture.server.admin, "audit_list", filter)
+        .await;
     let entries = log["entries"].as_array().unwrap();
     assert!(entries.iter().all(|e| e["token_id"].is_string()), "{log}");
     for definition in actions::all() {
@@ -243,26 +246,26 @@ async fn every_action_by_every_key_over_the_relay_socket() {
             definition.name
         );
     }
-    world.server.stop().await;
+    fixture.server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_from_inside_widens_a_session_whatever_the_key() {
-    siblings();
-    let mut world = World::new().await;
-    let things = world.things().await;
+    build_sibling_programs();
+    let mut fixture = NestedSessionFixture::new().await;
+    let targets = fixture.targets().await;
     for scope in Scope::ALL {
-        for bound in Bound::ALL {
-            let key = world.key(scope, bound).await;
-            for row in ROWS {
+        for bound in TokenBinding::ALL {
+            let key = fixture.key(scope, bound).await;
+            for row in PERMISSION_TABLE {
                 for arguments in row.never_inside {
-                    let arguments = arguments(&things);
+                    let arguments = arguments(&targets);
                     let case = format!("{} {arguments} by {scope}, bound {bound:?}", row.action);
-                    let outcome = world.socket.call(&key, row.action, arguments).await;
+                    let outcome = fixture.relay.call(&key, row.action, arguments).await;
                     let refused = code(&outcome).unwrap_or_else(|| panic!("{case} was done"));
-                    // Out of reach it may look as if it were not there; within reach it is refused, and says why.
-                    match (scope >= row.least, bound) {
-                        (true, Bound::No) => {
+                    // A key without access may get not_found; one with access gets permission_denied and the reason.
+                    match (scope >= row.min_scope, bound) {
+                        (true, TokenBinding::Unbound) => {
                             assert_eq!(refused, "permission_denied", "{case}: {outcome:?}");
                             let message = outcome.unwrap_err()["message"].to_string();
                             assert!(message.contains("from inside a sandbox"), "{case}: {message}");
@@ -276,8 +279,8 @@ async fn nothing_from_inside_widens_a_session_whatever_the_key() {
             }
         }
     }
-    // What widens nothing goes.
-    let admin = world.server.admin.clone();
+    // Changes that widen nothing are allowed.
+    let admin = fixture.server.admin.clone();
     for (name, arguments) in [
         (
             "project_create",
@@ -293,46 +296,49 @@ async fn nothing_from_inside_widens_a_session_whatever_the_key() {
         ),
         ("token_create", json!({ "name": "n", "scope": "write" })),
     ] {
-        world.socket.call(&admin, name, arguments).await.unwrap();
+        fixture.relay.call(&admin, name, arguments).await.unwrap();
     }
-    world.server.stop().await;
+    fixture.server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_sessions_key_makes_dies_with_the_session() {
-    siblings();
-    let mut world = World::new().await;
-    let mint = oubliette_server::auth::Mint {
+async fn tokens_made_with_a_session_key_end_with_the_session() {
+    build_sibling_programs();
+    let mut fixture = NestedSessionFixture::new().await;
+    let mint = oubliette_server::auth::TokenSpec {
         name: "key".into(),
         scope: Scope::Admin,
-        project: Some(world.project.clone()),
+        project: Some(fixture.project.clone()),
         expires_at: None,
-        session: Some(world.own.clone()),
+        session: Some(fixture.child.clone()),
     };
-    let (_, key) = world.server.app.auth.mint(mint).await.unwrap();
+    let (_, key) = fixture.server.app.auth.mint(mint).await.unwrap();
     let key = oubliette_server::auth::expose(&key).to_owned();
-    let asked = json!({ "name": "n", "scope": "admin", "project_id": world.project });
-    let made = world
-        .socket
+    let asked = json!({ "name": "n", "scope": "admin", "project_id": fixture.project });
+    let made = fixture
+        .relay
         .call(&key, "token_create", asked.clone())
         .await
         .unwrap();
     let first = made["token"].as_str().unwrap().to_owned();
-    // And what that makes, from outside.
-    let (_, made) = world.server.tool(&first, "token_create", asked).await;
+    // A token made with that token, from outside.
+    let (_, made) = fixture.server.tool(&first, "token_create", asked).await;
     let second = made["token"].as_str().unwrap().to_owned();
     for token in [&key, &first, &second] {
-        assert_eq!(world.server.tool(token, "project_list", json!({})).await.0, 200);
+        assert_eq!(fixture.server.tool(token, "project_list", json!({})).await.0, 200);
     }
-    let end = json!({ "session_id": world.own });
-    world.server.tool(&world.server.admin, "session_end", end).await;
-    for token in [&key, &first, &second] {
-        assert_eq!(world.server.tool(token, "project_list", json!({})).await.0, 401);
-    }
-    let (_, tokens) = world
+    let end = json!({ "session_id": fixture.child });
+    fixture
         .server
-        .tool(&world.server.admin, "token_list", json!({}))
+        .tool(&fixture.server.admin, "session_end", end)
         .await;
-    assert!(!tokens.to_string().contains(world.own.as_str()), "{tokens}");
-    world.server.stop().await;
+    for token in [&key, &first, &second] {
+        assert_eq!(fixture.server.tool(token, "project_list", json!({})).await.0, 401);
+    }
+    let (_, tokens) = fixture
+        .server
+        .tool(&fixture.server.admin, "token_list", json!({}))
+        .await;
+    assert!(!tokens.to_string().contains(fixture.child.as_str()), "{tokens}");
+    fixture.server.stop().await;
 }

@@ -4,24 +4,24 @@
 
 mod common;
 
-use common::{Events, Mcp, Server};
+use common::{InProcessServer, RawMcpClient, SseReader};
 use oubliette_protocol::{
     Scope, SessionId,
-    event::{EventBody, Role, Status},
+    event::{EventBody, MessageRole, SessionStatus},
 };
 use serde_json::{Value, json};
 
-const LEGACY: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
+const STATEFUL_VERSIONS: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_revision_lists_and_calls_tools() {
-    let server = Server::start().await;
-    let mut clients = vec![Mcp::modern(&server, &server.admin)];
-    for version in LEGACY {
-        clients.push(Mcp::legacy(&server, &server.admin, version).await);
+    let server = InProcessServer::start().await;
+    let mut clients = vec![RawMcpClient::stateless(&server, &server.admin)];
+    for version in STATEFUL_VERSIONS {
+        clients.push(RawMcpClient::stateful(&server, &server.admin, version).await);
     }
     for client in &clients {
-        let tools = client.ask("tools/list", json!({})).await;
+        let tools = client.call_method("tools/list", json!({})).await;
         let tools = tools["result"]["tools"].as_array().unwrap();
         let list = tools.iter().find(|t| t["name"] == "project_list").unwrap();
         assert!(
@@ -34,27 +34,31 @@ async fn every_revision_lists_and_calls_tools() {
             (&list["inputSchema"]["type"], &list["annotations"]["readOnlyHint"]),
             (&json!("object"), &json!(true))
         );
-        let result = client.call("project_list", json!({})).await;
+        let result = client.call_tool("project_list", json!({})).await;
         assert_eq!(result["isError"], false, "{}: {result}", client.version);
         let text: Value = serde_json::from_str(result["content"][0]["text"].as_str().unwrap()).unwrap();
         assert_eq!(text, result["structuredContent"]);
-        let refused = client.call("project_get", json!({ "project": "x" })).await;
+        let refused = client.call_tool("project_get", json!({ "project": "x" })).await;
         assert_eq!(refused["isError"], true);
         assert_eq!(refused["structuredContent"]["error"]["code"], "invalid_argument");
         let unknown = client
-            .ask("tools/call", json!({ "name": "nothing", "arguments": {} }))
+            .call_method("tools/call", json!({ "name": "nothing", "arguments": {} }))
             .await;
         assert_eq!(unknown["error"]["code"], -32602, "{}: {unknown}", client.version);
-        let prompts = client.ask("prompts/list", json!({})).await;
+        let prompts = client.call_method("prompts/list", json!({})).await;
         assert_eq!(
             prompts["result"]["prompts"],
             json!([]),
             "{}: {prompts}",
             client.version
         );
-        let prompt = client.ask("prompts/get", json!({ "name": "nothing" })).await;
+        let prompt = client
+            .call_method("prompts/get", json!({ "name": "nothing" }))
+            .await;
         assert_eq!(prompt["error"]["code"], -32602, "{}: {prompt}", client.version);
-        let level = client.ask("logging/setLevel", json!({ "level": "error" })).await;
+        let level = client
+            .call_method("logging/setLevel", json!({ "level": "error" }))
+            .await;
         assert_eq!(
             level.get("error").is_some(),
             client.version == "2026-07-28",
@@ -66,9 +70,9 @@ async fn every_revision_lists_and_calls_tools() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_is_shown_what_it_may_call_and_every_call_is_checked_again() {
-    let server = Server::start().await;
-    let reader = Mcp::modern(&server, &server.token(Scope::Read, None).await);
-    let tools = reader.ask("tools/list", json!({})).await;
+    let server = InProcessServer::start().await;
+    let reader = RawMcpClient::stateless(&server, &server.token(Scope::Read, None).await);
+    let tools = reader.call_method("tools/list", json!({})).await;
     let names: Vec<_> = tools["result"]["tools"]
         .as_array()
         .unwrap()
@@ -81,14 +85,14 @@ async fn a_token_is_shown_what_it_may_call_and_every_call_is_checked_again() {
             && !names.contains(&"token_list"),
         "{names:?}"
     );
-    let refused = reader.call("project_create", json!({ "name": "a" })).await;
+    let refused = reader.call_tool("project_create", json!({ "name": "a" })).await;
     assert_eq!(refused["structuredContent"]["error"]["code"], "permission_denied");
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_that_are_no_message_are_400() {
-    let server = Server::start().await;
+async fn malformed_bodies_are_answered_with_400() {
+    let server = InProcessServer::start().await;
     for version in ["2025-11-25", "2026-07-28"] {
         for (body, code) in [
             ("{", -32700),
@@ -118,10 +122,10 @@ async fn bodies_that_are_no_message_are_400() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_id_is_its_principals_alone() {
-    let server = Server::start().await;
-    let client = Mcp::legacy(&server, &server.admin, "2025-11-25").await;
-    let mut thief = Mcp::modern(&server, &server.token(Scope::Admin, None).await);
+async fn an_mcp_session_id_works_for_its_owner_only() {
+    let server = InProcessServer::start().await;
+    let client = RawMcpClient::stateful(&server, &server.admin, "2025-11-25").await;
+    let mut thief = RawMcpClient::stateless(&server, &server.token(Scope::Admin, None).await);
     thief.session = client.session.clone();
     thief.version = "2025-11-25";
     assert_eq!(thief.send("tools/list", json!({})).await.status(), 404);
@@ -136,46 +140,50 @@ async fn a_session_id_is_its_principals_alone() {
     };
     let session = client.session.clone().unwrap();
     assert_eq!(delete(&thief.token, &session).await, 404);
-    assert!(client.ask("tools/list", json!({})).await["result"].is_object());
+    assert!(client.call_method("tools/list", json!({})).await["result"].is_object());
     assert_eq!(delete(&client.token, &session).await, 204);
     assert_eq!(client.send("tools/list", json!({})).await.status(), 404);
     server.stop().await;
 }
 
-fn said(text: &str) -> EventBody {
+fn assistant_message(text: &str) -> EventBody {
     EventBody::Message {
-        role: Role::Assistant,
+        role: MessageRole::Assistant,
         text: text.into(),
     }
 }
 
-/// A listener that messaged a session whose log is at its beginning.
-async fn heard(server: &Server, client: &Mcp<'_>) -> SessionId {
+/// A new session with an empty log, recorded as messaged by the client's MCP session, so that its events are pushed.
+async fn messaged_session(server: &InProcessServer, client: &RawMcpClient<'_>) -> SessionId {
     let project = server.project("p").await;
     let session = server.session(&project, None).await;
-    let listener = server
+    let mcp_session = server
         .app
-        .listeners
+        .mcp_sessions
         .get(client.session.as_ref().unwrap())
         .unwrap();
-    listener.messaged(&session, -1);
+    mcp_session.record_message(&session, -1);
     session
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_come_on_the_get_stream_and_go_on_where_it_was() {
-    let server = Server::start().await;
-    for version in LEGACY {
-        let client = Mcp::legacy(&server, &server.admin, version).await;
+async fn the_get_stream_pushes_events_and_resumes_by_last_event_id() {
+    let server = InProcessServer::start().await;
+    for version in STATEFUL_VERSIONS {
+        let client = RawMcpClient::stateful(&server, &server.admin, version).await;
         let mut stream = client.listen(None).await;
-        let session = heard(&server, &client).await;
+        let session = messaged_session(&server, &client).await;
         client
-            .ask("logging/setLevel", json!({ "level": "emergency" }))
+            .call_method("logging/setLevel", json!({ "level": "emergency" }))
             .await;
         let log = server.app.store.events();
         log.append(
             &session,
-            vec![said("0"), EventBody::Delta { text: "d".into() }, said("2")],
+            vec![
+                assistant_message("0"),
+                EventBody::Delta { text: "d".into() },
+                assistant_message("2"),
+            ],
         )
         .await
         .unwrap();
@@ -196,7 +204,7 @@ async fn events_come_on_the_get_stream_and_go_on_where_it_was() {
             "{version}: a delta is not pushed"
         );
         drop(stream);
-        log.append(&session, vec![said("3")]).await.unwrap();
+        log.append(&session, vec![assistant_message("3")]).await.unwrap();
         let mut resumed = client.listen(second.id.as_deref()).await;
         assert_eq!(resumed.next().await.unwrap().data["params"]["data"]["index"], 3);
         let mut again = client.listen(None).await;
@@ -210,19 +218,19 @@ async fn events_come_on_the_get_stream_and_go_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_event_goes_to_the_newest_stream() {
-    let server = Server::start().await;
-    let client = Mcp::legacy(&server, &server.admin, "2025-11-25").await;
+async fn each_event_goes_to_the_newest_get_stream_only() {
+    let server = InProcessServer::start().await;
+    let client = RawMcpClient::stateful(&server, &server.admin, "2025-11-25").await;
     let mut old = client.listen(None).await;
-    let session = heard(&server, &client).await;
+    let session = messaged_session(&server, &client).await;
     let log = server.app.store.events();
-    log.append(&session, vec![said("0")]).await.unwrap();
+    log.append(&session, vec![assistant_message("0")]).await.unwrap();
     let first = old.next().await.unwrap();
     let mut new = client.listen(first.id.as_deref()).await;
-    log.append(&session, vec![said("1")]).await.unwrap();
+    log.append(&session, vec![assistant_message("1")]).await.unwrap();
     assert_eq!(new.next().await.unwrap().data["params"]["data"]["index"], 1);
     drop(new);
-    log.append(&session, vec![said("2")]).await.unwrap();
+    log.append(&session, vec![assistant_message("2")]).await.unwrap();
     assert_eq!(
         old.next().await.unwrap().data["params"]["data"]["index"],
         1,
@@ -232,26 +240,26 @@ async fn each_event_goes_to_the_newest_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_does_not_read_holds_nobody_up() {
-    let server = Server::start().await;
-    let client = Mcp::legacy(&server, &server.admin, "2025-11-25").await;
+async fn a_client_that_does_not_read_delays_no_other_request() {
+    let server = InProcessServer::start().await;
+    let client = RawMcpClient::stateful(&server, &server.admin, "2025-11-25").await;
     let stream = client.listen(None).await;
-    let session = heard(&server, &client).await;
+    let session = messaged_session(&server, &client).await;
     let big = "x".repeat(64 * 1024);
     for _ in 0..50 {
         server
             .app
             .store
             .events()
-            .append(&session, vec![said(&big); 10])
+            .append(&session, vec![assistant_message(&big); 10])
             .await
             .unwrap();
     }
     for _ in 0..50 {
-        assert!(client.ask("tools/list", json!({})).await["result"].is_object());
+        assert!(client.call_method("tools/list", json!({})).await["result"].is_object());
     }
-    // A connection that took nothing for long may have been given up; then the client comes back, as
-    // clients do, and has lost nothing.
+    // The server may have closed a connection that was not read for long; then the client reconnects and has missed
+    // nothing.
     let (mut stream, mut last) = (stream, None);
     for index in 0..500 {
         let frame = match stream.next().await {
@@ -268,8 +276,8 @@ async fn a_client_that_does_not_read_holds_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_get_stream_ends_with_its_token() {
-    let server = Server::start().await;
+async fn revoking_a_token_ends_its_get_stream() {
+    let server = InProcessServer::start().await;
     let (_, made) = server
         .tool(
             &server.admin,
@@ -277,7 +285,7 @@ async fn a_get_stream_ends_with_its_token() {
             json!({ "name": "n", "scope": "read" }),
         )
         .await;
-    let client = Mcp::legacy(&server, made["token"].as_str().unwrap(), "2025-11-25").await;
+    let client = RawMcpClient::stateful(&server, made["token"].as_str().unwrap(), "2025-11-25").await;
     let mut stream = client.listen(None).await;
     server
         .tool(
@@ -292,13 +300,18 @@ async fn a_get_stream_ends_with_its_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_sessions_are_forgotten_and_listening_ones_are_not() {
-    let server = Server::with("[server]\nmcp_session_idle = \"3s\"").await;
-    let idle = Mcp::legacy(&server, &server.admin, "2025-11-25").await;
-    let listening = Mcp::legacy(&server, &server.admin, "2025-11-25").await;
+async fn idle_mcp_sessions_are_closed_unless_a_stream_is_open() {
+    let server = InProcessServer::start_with("[server]\nmcp_session_idle = \"3s\"").await;
+    let idle = RawMcpClient::stateful(&server, &server.admin, "2025-11-25").await;
+    let listening = RawMcpClient::stateful(&server, &server.admin, "2025-11-25").await;
     let _stream = listening.listen(None).await;
     let gone = async {
-        while server.app.listeners.get(idle.session.as_ref().unwrap()).is_some() {
+        while server
+            .app
+            .mcp_sessions
+            .get(idle.session.as_ref().unwrap())
+            .is_some()
+        {
             tokio::task::yield_now().await;
         }
     };
@@ -306,17 +319,17 @@ async fn idle_sessions_are_forgotten_and_listening_ones_are_not() {
         .await
         .unwrap();
     assert_eq!(idle.send("tools/list", json!({})).await.status(), 404);
-    assert!(listening.ask("tools/list", json!({})).await["result"].is_object());
+    assert!(listening.call_method("tools/list", json!({})).await["result"].is_object());
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_id_completes_for_whoever_sees_the_session() {
-    let server = Server::start().await;
+async fn session_ids_are_completed_only_for_visible_sessions() {
+    let server = InProcessServer::start().await;
     let (mine, other) = (server.project("mine").await, server.project("other").await);
     let session = server.session(&mine, None).await;
     server.session(&other, None).await;
-    let client = Mcp::modern(&server, &server.token(Scope::Read, Some(&mine)).await);
+    let client = RawMcpClient::stateless(&server, &server.token(Scope::Read, Some(&mine)).await);
     let template = "oubliette://sessions/{session_id}/events";
     for (uri, value, found) in [
         (template, "gogol_", json!([session])),
@@ -324,7 +337,7 @@ async fn a_session_id_completes_for_whoever_sees_the_session() {
         ("test://{session_id}", "", json!([])),
     ] {
         let asked = json!({ "ref": { "type": "ref/resource", "uri": uri }, "argument": { "name": "session_id", "value": value } });
-        let answer = client.ask("completion/complete", asked).await;
+        let answer = client.call_method("completion/complete", asked).await;
         assert_eq!(
             answer["result"]["completion"]["values"], found,
             "{uri} {value}: {answer}"
@@ -335,18 +348,21 @@ async fn a_session_id_completes_for_whoever_sees_the_session() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stateless_clients_discover_read_and_poll() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     let project = server.project("p").await;
     let session = server.session(&project, None).await;
     server
         .app
         .store
         .events()
-        .append(&session, vec![said("0"), EventBody::Delta { text: "d".into() }])
+        .append(
+            &session,
+            vec![assistant_message("0"), EventBody::Delta { text: "d".into() }],
+        )
         .await
         .unwrap();
-    let client = Mcp::modern(&server, &server.admin);
-    let found = client.ask("server/discover", json!({})).await;
+    let client = RawMcpClient::stateless(&server, &server.admin);
+    let found = client.call_method("server/discover", json!({})).await;
     assert!(
         found["result"]["supportedVersions"]
             .as_array()
@@ -362,7 +378,7 @@ async fn stateless_clients_discover_read_and_poll() {
         "{found}"
     );
     let uri = format!("oubliette://sessions/{session}/events");
-    let read = client.ask("resources/read", json!({ "uri": uri })).await;
+    let read = client.call_method("resources/read", json!({ "uri": uri })).await;
     let log: Value = serde_json::from_str(read["result"]["contents"][0]["text"].as_str().unwrap()).unwrap();
     assert_eq!(
         (log["events"].as_array().unwrap().len(), &log["last_index"]),
@@ -370,7 +386,7 @@ async fn stateless_clients_discover_read_and_poll() {
     );
     assert!(read["result"]["ttlMs"].is_number(), "{read}");
     let lost = client
-        .ask("resources/read", json!({ "uri": "test://nowhere" }))
+        .call_method("resources/read", json!({ "uri": "test://nowhere" }))
         .await;
     assert_eq!(
         (&lost["error"]["code"], &lost["error"]["data"]["uri"]),
@@ -378,16 +394,16 @@ async fn stateless_clients_discover_read_and_poll() {
         "{lost}"
     );
     let polled = client
-        .call(
+        .call_tool(
             "session_events",
             json!({ "session_id": session, "since_index": 0 }),
         )
         .await;
     assert_eq!(polled["structuredContent"]["last_index"], 1, "{polled}");
-    // With a log level the same events also come as notifications on the answer.
+    // With a log level the same events also come as notifications on the response stream.
     let params = json!({ "name": "session_events", "arguments": { "session_id": session, "wait_ms": 1000 },
         "_meta": { "io.modelcontextprotocol/logLevel": "info" } });
-    let mut stream = Events::new(client.send("tools/call", params).await);
+    let mut stream = SseReader::new(client.send("tools/call", params).await);
     let pushed = stream.next().await.unwrap().data;
     assert_eq!(
         (&pushed["method"], &pushed["params"]["data"]["index"]),
@@ -406,14 +422,14 @@ async fn stateless_clients_discover_read_and_poll() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_subscription_signals_that_a_log_went_on() {
-    let server = Server::start().await;
+async fn a_subscription_signals_new_events_of_a_log() {
+    let server = InProcessServer::start().await;
     let project = server.project("p").await;
     let session = server.session(&project, None).await;
     let uri = format!("oubliette://sessions/{session}/events");
-    let client = Mcp::modern(&server, &server.admin);
+    let client = RawMcpClient::stateless(&server, &server.admin);
     let params = json!({ "notifications": { "resourceSubscriptions": [uri] } });
-    let mut stream = Events::new(client.send("subscriptions/listen", params).await);
+    let mut stream = SseReader::new(client.send("subscriptions/listen", params).await);
     let accepted = stream.next().await.unwrap().data;
     assert_eq!(
         accepted["method"], "notifications/subscriptions/acknowledged",
@@ -426,7 +442,7 @@ async fn a_subscription_signals_that_a_log_went_on() {
         .append(
             &session,
             vec![EventBody::Status {
-                status: Status::Idle,
+                status: SessionStatus::Idle,
                 reason: None,
             }],
         )
@@ -438,22 +454,27 @@ async fn a_subscription_signals_that_a_log_went_on() {
         (&json!("notifications/resources/updated"), &json!(uri))
     );
     drop(stream);
-    // What came while it began to listen is not lost: a log that holds something is signalled at once.
+    // Events that came while the subscription began are not missed: a log that is not empty is signalled at once.
     let params = json!({ "notifications": { "resourceSubscriptions": [uri] } });
-    let mut stream = Events::new(client.send("subscriptions/listen", params).await);
+    let mut stream = SseReader::new(client.send("subscriptions/listen", params).await);
     stream.next().await.unwrap();
     let signal = stream.next().await.unwrap().data;
     assert_eq!(signal["method"], "notifications/resources/updated", "{signal}");
     drop(stream);
     // The same for a stateful client, on its GET stream.
-    let legacy = Mcp::legacy(&server, &server.admin, "2025-06-18").await;
+    let legacy = RawMcpClient::stateful(&server, &server.admin, "2025-06-18").await;
     let mut stream = legacy.listen(None).await;
-    assert!(legacy.ask("resources/subscribe", json!({ "uri": uri })).await["result"].is_object());
+    assert!(
+        legacy
+            .call_method("resources/subscribe", json!({ "uri": uri }))
+            .await["result"]
+            .is_object()
+    );
     server
         .app
         .store
         .events()
-        .append(&session, vec![said("x")])
+        .append(&session, vec![assistant_message("x")])
         .await
         .unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What an OpenTelemetry collector is told, by a real server with real agents.
+//! What a server with running agents exports to an OpenTelemetry collector.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -10,32 +10,33 @@ use std::{
 };
 
 use axum::{Json, Router, extract::State, routing::post};
-use common::{Server, siblings::siblings};
+use common::{InProcessServer, siblings::build_sibling_programs};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-type Told = Arc<Mutex<Vec<Value>>>;
+/// The requests a collector received.
+type ReceivedExports = Arc<Mutex<Vec<Value>>>;
 
-/// A collector on a free port: its endpoint and the requests it took.
-async fn collector() -> (String, Told) {
-    async fn take(State(told): State<Told>, Json(request): Json<Value>) -> Json<Value> {
-        told.lock().unwrap().push(request);
+/// Starts a collector on a free port: its endpoint and the requests it receives.
+async fn collector() -> (String, ReceivedExports) {
+    async fn take(State(received): State<ReceivedExports>, Json(request): Json<Value>) -> Json<Value> {
+        received.lock().unwrap().push(request);
         Json(json!({}))
     }
-    let told = Told::default();
+    let received = ReceivedExports::default();
     let router = Router::new()
         .route("/v1/traces", post(take))
-        .with_state(told.clone());
+        .with_state(received.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async { axum::serve(listener, router).await });
-    (endpoint, told)
+    (endpoint, received)
 }
 
-/// A server with an agent that writes, reads what is not there, and in its second turn asks for too much.
-async fn server(endpoint: &str) -> Server {
-    siblings();
-    let server = Server::with(&format!("[otlp]\nendpoint = \"{endpoint}\"")).await;
+/// A server with an agent that writes a file, reads a missing one, and in its second turn calls a denied tool.
+async fn server(endpoint: &str) -> InProcessServer {
+    build_sibling_programs();
+    let server = InProcessServer::start_with(&format!("[otlp]\nendpoint = \"{endpoint}\"")).await;
     let definition = json!({
         "name": "Tracer", "prompt": "p", "model": "script:script.json",
         "tools": {"use": ["reader", "writer", "shell"], "denied": ["@shell/*"], "aliases": {"write": "@writer/fs_write"}},
@@ -57,7 +58,7 @@ async fn server(endpoint: &str) -> Server {
     server
 }
 
-async fn ask(server: &Server, session: Option<&str>) -> Value {
+async fn send_message(server: &InProcessServer, session: Option<&str>) -> Value {
     let mut message = json!({"message": "go", "wait": true});
     match session {
         Some(session) => message["session_id"] = session.into(),
@@ -76,14 +77,14 @@ fn attribute<'a>(span: &'a Value, key: &str) -> &'a Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_is_a_trace_and_a_call_is_a_span() {
-    let (endpoint, told) = collector().await;
+    let (endpoint, received) = collector().await;
     let server = server(&endpoint).await;
-    let first = ask(&server, None).await;
+    let first = send_message(&server, None).await;
     let session = first["session_id"].as_str().unwrap();
-    ask(&server, Some(session)).await;
+    send_message(&server, Some(session)).await;
     server.stop().await;
 
-    let requests = told.lock().unwrap().clone();
+    let requests = received.lock().unwrap().clone();
     let all = serde_json::to_string(&requests).unwrap();
     assert!(!all.contains("a-private-"), "{all}");
     let scopes = requests.iter().map(|request| &request["resourceSpans"][0]);
@@ -136,19 +137,22 @@ async fn a_turn_is_a_trace_and_a_call_is_a_span() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_collector_changes_nothing() {
-    // It takes connections and never answers.
+async fn an_unreachable_collector_does_not_affect_sessions() {
+    // A collector that accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let with_silent = server(&format!("http://{}", silent.local_addr().unwrap())).await;
-    assert_eq!(ask(&with_silent, None).await["text"], "a-private-message");
+    assert_eq!(
+        send_message(&with_silent, None).await["text"],
+        "a-private-message"
+    );
     with_silent.stop().await;
-    // Nobody is there.
+    // A port nobody listens on.
     let gone = TcpListener::bind("127.0.0.1:0")
         .await
         .unwrap()
         .local_addr()
         .unwrap();
     let without = server(&format!("http://{gone}")).await;
-    assert_eq!(ask(&without, None).await["text"], "a-private-message");
+    assert_eq!(send_message(&without, None).await["text"], "a-private-message");
     without.stop().await;
 }

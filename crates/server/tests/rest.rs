@@ -1,4 +1,4 @@
-//! `/api` and what every request passes, by raw HTTP.
+//! `/api`, tested over raw HTTP, with the checks every request passes: token, host, origin, body size, rate limit.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -6,17 +6,17 @@ mod common;
 
 use std::io::Read as _;
 
-use common::{Events, Server};
+use common::{InProcessServer, SseReader};
 use oubliette_protocol::{
     Scope,
     debug::DebugBody,
-    event::{EventBody, Status},
+    event::{EventBody, SessionStatus},
 };
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_request_needs_a_good_token() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     for (method, path) in [
         ("POST", "/mcp"),
         ("GET", "/mcp"),
@@ -50,8 +50,8 @@ async fn every_request_needs_a_good_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_host_or_page_is_refused() {
-    let server = Server::with("[server]\nallowed_hosts = [\"box.example\"]").await;
+async fn foreign_host_and_origin_headers_are_refused() {
+    let server = InProcessServer::start_with("[server]\nallowed_hosts = [\"box.example\"]").await;
     let ask = |path: &'static str, header: &'static str, value: &'static str| {
         let request = server.get(path).header(header, value);
         async move { request.send().await.unwrap().status().as_u16() }
@@ -64,7 +64,7 @@ async fn another_host_or_page_is_refused() {
     assert_eq!(ask("/", "host", "box.example").await, 200);
     assert_eq!(ask("/", "origin", "http://localhost:1").await, 200);
     assert_eq!(ask("/health", "host", "evil.test").await, 200);
-    let walls = server.app.sandbox.look().await.ok;
+    let walls = server.app.sandbox.probe().await.ok;
     assert_eq!(
         ask("/ready", "origin", "https://evil.test").await / 100,
         if walls { 2 } else { 5 }
@@ -73,8 +73,8 @@ async fn another_host_or_page_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_paths_and_methods_are_json() {
-    let server = Server::start().await;
+async fn unknown_paths_and_methods_get_json_errors() {
+    let server = InProcessServer::start().await;
     for path in [
         "/nothing",
         "/.well-known/oauth-protected-resource",
@@ -113,7 +113,7 @@ async fn unknown_paths_and_methods_are_json() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_input_is_named_and_changes_nothing() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     let before = server.tool(&server.admin, "project_list", json!({})).await.1;
     let long = "x".repeat(100_000);
     for (arguments, named) in [
@@ -173,7 +173,7 @@ async fn bad_input_is_named_and_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_over_4_mib_is_413_everywhere() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     let project = server.project("p").await;
     let workspace = server.default_workspace(&project).await;
     let big = vec![b' '; 5 * 1024 * 1024];
@@ -195,7 +195,7 @@ async fn a_body_over_4_mib_is_413_everywhere() {
         assert_eq!(response.status(), 413, "{path}");
     }
     let url = format!("{}/api/workspaces/{workspace}/files/big", server.url);
-    // Also when its length is not announced.
+    // Chunked: without a Content-Length header.
     let chunks = big
         .chunks(64 * 1024)
         .map(|c| Ok::<_, std::io::Error>(c.to_vec()))
@@ -225,8 +225,8 @@ async fn a_body_over_4_mib_is_413_everywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_asks_too_often_is_told_when_to_come_back() {
-    let server = Server::with("[server]\nrate_limit = { per_second = 1, burst = 3 }").await;
+async fn a_rate_limited_token_gets_429_with_retry_after() {
+    let server = InProcessServer::start_with("[server]\nrate_limit = { per_second = 1, burst = 3 }").await;
     let (one, other) = (
         server.token(Scope::Read, None).await,
         server.token(Scope::Read, None).await,
@@ -234,7 +234,7 @@ async fn a_token_that_asks_too_often_is_told_when_to_come_back() {
     for _ in 0..3 {
         assert_eq!(server.tool(&one, "project_list", json!({})).await.0, 200);
     }
-    // One more is let in for every second that this takes.
+    // The bucket refills by one request each second, so slow runs get more than three.
     let mut more = 0;
     let response = loop {
         let asked = server.post("/api/tools/project_list").bearer_auth(&one);
@@ -243,7 +243,7 @@ async fn a_token_that_asks_too_often_is_told_when_to_come_back() {
             break response;
         }
         more += 1;
-        assert!(more < 1000, "nothing holds it back");
+        assert!(more < 1000, "no rate limit after 1000 requests");
     };
     assert_eq!(response.status(), 429);
     assert!(
@@ -263,8 +263,8 @@ async fn a_token_that_asks_too_often_is_told_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_consoles_cookie_is_for_api_alone_and_dies_with_its_token() {
-    let server = Server::start().await;
+async fn the_console_cookie_works_only_on_api_and_ends_with_its_token() {
+    let server = InProcessServer::start().await;
     let (_, made) = server
         .tool(
             &server.admin,
@@ -330,8 +330,8 @@ async fn the_consoles_cookie_is_for_api_alone_and_dies_with_its_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn logging_out_ends_the_cookie_and_guessing_is_slowed_down() {
-    let server = Server::start().await;
+async fn logout_ends_the_cookie_and_failed_logins_are_rate_limited() {
+    let server = InProcessServer::start().await;
     let login = |token: String| {
         let request = server.post("/api/login").json(&json!({ "token": token }));
         async move { request.send().await.unwrap() }
@@ -361,7 +361,7 @@ async fn logging_out_ends_the_cookie_and_guessing_is_slowed_down() {
         .await
         .unwrap();
     assert_eq!(list().await, 401);
-    // Ten, and one more for every six seconds that this takes.
+    // Ten attempts, and one more for every six seconds that passed.
     let mut wrong = 0;
     let response = loop {
         let response = login("oub_wrong".into()).await;
@@ -369,7 +369,7 @@ async fn logging_out_ends_the_cookie_and_guessing_is_slowed_down() {
             break response;
         }
         wrong += 1;
-        assert!(wrong < 1000, "nothing holds it back");
+        assert!(wrong < 1000, "no rate limit after 1000 requests");
     };
     assert_eq!(response.status(), 429);
     assert!(response.headers().contains_key("retry-after"));
@@ -378,8 +378,8 @@ async fn logging_out_ends_the_cookie_and_guessing_is_slowed_down() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_go_in_and_come_out() {
-    let server = Server::start().await;
+async fn workspace_files_are_written_read_archived_diffed_and_deleted() {
+    let server = InProcessServer::start().await;
     let project = server.project("p").await;
     let workspace = server.default_workspace(&project).await;
     let (writer, reader) = (
@@ -472,18 +472,21 @@ async fn files_go_in_and_come_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sessions_events_are_replayed_then_live() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     let project = server.project("p").await;
     let session = server.session(&project, None).await;
     let events = server.app.store.events();
     let status = |status| EventBody::Status { status, reason: None };
     events
-        .append(&session, vec![status(Status::Starting), status(Status::Running)])
+        .append(
+            &session,
+            vec![status(SessionStatus::Starting), status(SessionStatus::Running)],
+        )
         .await
         .unwrap();
     let path = format!("/api/sessions/{session}/events");
     let reader = server.token(Scope::Read, Some(&project)).await;
-    let mut stream = Events::new(server.get(&path).bearer_auth(&reader).send().await.unwrap());
+    let mut stream = SseReader::new(server.get(&path).bearer_auth(&reader).send().await.unwrap());
     for index in 0..2 {
         let frame = stream.next().await.unwrap();
         assert_eq!(
@@ -491,13 +494,16 @@ async fn a_sessions_events_are_replayed_then_live() {
             (Some(index.to_string()), &json!(index))
         );
     }
-    events.append(&session, vec![status(Status::Idle)]).await.unwrap();
+    events
+        .append(&session, vec![status(SessionStatus::Idle)])
+        .await
+        .unwrap();
     let live = stream.next().await.unwrap();
     assert_eq!(
         (live.event.as_deref(), &live.data["status"]),
         (None, &json!("idle"))
     );
-    let mut resumed = Events::new(
+    let mut resumed = SseReader::new(
         server
             .get(&path)
             .bearer_auth(&reader)
@@ -507,7 +513,7 @@ async fn a_sessions_events_are_replayed_then_live() {
             .unwrap(),
     );
     assert_eq!(resumed.next().await.unwrap().data["index"], 2);
-    let mut since = Events::new(
+    let mut since = SseReader::new(
         server
             .get(&format!("{path}?since_index=0"))
             .bearer_auth(&reader)
@@ -528,7 +534,7 @@ async fn a_sessions_events_are_replayed_then_live() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_ends_with_its_token() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     let project = server.project("p").await;
     let session = server.session(&project, None).await;
     let (_, made) = server
@@ -540,7 +546,7 @@ async fn a_stream_ends_with_its_token() {
         .await;
     let path = format!("/api/sessions/{session}/events");
     let token = made["token"].as_str().unwrap();
-    let mut stream = Events::new(server.get(&path).bearer_auth(token).send().await.unwrap());
+    let mut stream = SseReader::new(server.get(&path).bearer_auth(token).send().await.unwrap());
     server
         .tool(
             &server.admin,
@@ -554,7 +560,7 @@ async fn a_stream_ends_with_its_token() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_debugger_streams_only_what_a_token_may_see() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     let (here, there) = (server.project("here").await, server.project("there").await);
     let (ours, theirs) = (
         server.session(&here, None).await,
@@ -565,7 +571,7 @@ async fn the_debugger_streams_only_what_a_token_may_see() {
     for session in [&theirs, &ours] {
         debugger.record(Some(session.clone()), None, DebugBody::TeardownStarted {});
     }
-    let mut stream = Events::new(
+    let mut stream = SseReader::new(
         server
             .get("/api/debugger")
             .bearer_auth(&reader)
@@ -595,7 +601,7 @@ async fn the_debugger_streams_only_what_a_token_may_see() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn env_is_masked_wherever_it_is_shown() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     let (_, project) = server
         .tool(
             &server.admin,
@@ -620,7 +626,7 @@ async fn env_is_masked_wherever_it_is_shown() {
         assert_eq!(status, 200, "{tool}: {body}");
         assert!(!body.to_string().contains("hush"), "{tool}: {body}");
     }
-    // Writing back what was shown keeps the value.
+    // Putting the masked definition back keeps the stored value.
     let (_, shown) = server
         .tool(&server.admin, "agent_get", json!({ "slug": "quiet" }))
         .await;
@@ -637,8 +643,8 @@ async fn env_is_masked_wherever_it_is_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_count_what_was_done() {
-    let server = Server::start().await;
+async fn metrics_count_actions_by_outcome() {
+    let server = InProcessServer::start().await;
     server.tool(&server.admin, "project_list", json!({})).await;
     let text = server
         .get("/metrics")
@@ -658,7 +664,7 @@ async fn metrics_count_what_was_done() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lists_are_paged() {
-    let server = Server::start().await;
+    let server = InProcessServer::start().await;
     for n in 0..5 {
         server.project(&format!("paged {n}")).await;
     }

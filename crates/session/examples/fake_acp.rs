@@ -1,7 +1,9 @@
-//! An ACP agent for tests that does as it is told, however badly, and the inner stage it runs under.
+//! A scriptable ACP agent for tests, which can also misbehave. The same program is the sandbox's inner
+//! stage (`sandbox-init`).
 //!
-//! The first argument says how it starts (`ok`, `mute`, `dies`, `rubbish`, `flood`); a prompt's first word
-//! says what the turn does.
+//! The first argument selects how it starts: `mute` answers nothing, `dies` exits, `rubbish` writes lines
+//! that are not JSON, `flood` writes one endless line; any other is its name. A prompt's first word selects
+//! what the turn does.
 
 #![allow(
     clippy::unwrap_used,
@@ -37,7 +39,7 @@ fn main() {
             let block = vec![b'x'; 1 << 16];
             while std::io::stdout().write_all(&block).is_ok() {}
         }
-        _ => Agent {
+        _ => FakeAgent {
             name: how,
             asked: 0,
             history: Vec::new(),
@@ -47,14 +49,14 @@ fn main() {
     }
 }
 
-struct Agent {
+struct FakeAgent {
     name: String,
     asked: u64,
     history: Vec<Value>,
     blocks: Vec<String>,
 }
 
-impl Agent {
+impl FakeAgent {
     fn serve(&mut self) {
         while let Some(message) = read() {
             let (id, method) = (
@@ -71,7 +73,7 @@ impl Agent {
                     answer(&id, json!({"sessionId":format!("conv-{}", std::process::id())}));
                 }
                 "session/load" => {
-                    // History is replayed; it must not be logged again.
+                    // Agents replay history on load; the server must not log it again.
                     update(
                         json!({"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"OLD"}}),
                     );
@@ -79,7 +81,7 @@ impl Agent {
                     answer(&id, Value::Null);
                 }
                 "session/prompt" => {
-                    // The last is the message; instructions come before it.
+                    // The last block is the message; instructions come before it.
                     let blocks = message["params"]["prompt"].as_array().unwrap();
                     self.blocks = blocks
                         .iter()
@@ -134,7 +136,7 @@ impl Agent {
                 say(session, "after");
                 stop("end_turn");
             }
-            // A tool's result of so many bytes, told in one line.
+            // A tool result of `rest` bytes, reported in one line.
             "result" => {
                 let text = "x".repeat(rest.parse().unwrap());
                 let done = json!({"sessionUpdate":"tool_call_update","toolCallId":"c1","title":"reading",

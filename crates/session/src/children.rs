@@ -1,32 +1,32 @@
-//! Sessions that sessions start: in the parent's project, by its agent or one it names, within its
-//! limits, and never longer than it.
+//! Child sessions, which the agent of another session starts. A child runs the parent's agent or one that
+//! agent's definition lists, is bound by the parent's limits, and ends with it.
 
 use std::collections::HashSet;
 
-use oubliette_protocol::{Error, Principal, Result, SessionId, Slug, event::Status};
+use oubliette_protocol::{Error, Principal, Result, SessionId, Slug, event::SessionStatus};
 use oubliette_store::{ProjectRow, SessionRow};
 
 use crate::{
     Sessions,
     events::MAX_EVENTS,
-    live::Command,
+    live::TaskCommand,
     request::{ChildEvents, EventsQuery},
 };
 
-/// The session that starts another.
-pub(crate) struct Parent {
+/// The session whose agent starts another.
+pub(crate) struct ParentSession {
     pub(crate) row: SessionRow,
 }
 
-impl Parent {
-    /// Finds it and checks that it may start one more level.
+impl ParentSession {
+    /// Finds it and checks that it has not ended and may start sessions one level deeper.
     pub(crate) async fn find(sessions: &Sessions, id: &SessionId, project: &ProjectRow) -> Result<Self> {
         let row = sessions.deps.store.session_get(id).await?;
         let row = row.ok_or_else(|| Error::not_found(format!("there is no session {id}")))?;
-        if row.status == Status::Ended {
+        if row.status == SessionStatus::Ended {
             return Err(Error::conflict("the session that asks has ended"));
         }
-        let most = sessions.deepest(&row, project).await?;
+        let most = sessions.max_depth_below(&row, project).await?;
         match u64::from(row.depth) < most {
             true => Ok(Self { row }),
             false => Err(Error::limit_exceeded(format!(
@@ -36,11 +36,11 @@ impl Parent {
         }
     }
 
-    /// The same agent, or one that its definition names.
+    /// The agent of a child: `named` if the parent agent's definition lists it, else the parent's own.
     pub(crate) fn agent_for_child(&self, sessions: &Sessions, named: Option<&Slug>) -> Result<Slug> {
         let own = sessions
             .in_memory(&self.row.session_id)
-            .map(|live| live.now.borrow().agent.clone());
+            .map(|live| live.state.borrow().agent.clone());
         let own = own.unwrap_or_else(|| self.row.agent.clone());
         let Some(named) = named.filter(|named| **named != own) else {
             return Ok(own);
@@ -56,9 +56,9 @@ impl Parent {
 }
 
 impl Sessions {
-    /// How deep sessions may go below this one: what its project says, and no more than the project of any
-    /// session above it, or a new project would be a way to go deeper.
-    async fn deepest(&self, from: &SessionRow, project: &ProjectRow) -> Result<u64> {
+    /// The greatest depth allowed below a session: the lowest `max_depth` of its project and of the projects
+    /// of all its ancestors. Otherwise starting a child in a new project would raise the limit.
+    async fn max_depth_below(&self, from: &SessionRow, project: &ProjectRow) -> Result<u64> {
         let most = |project: &ProjectRow| {
             let named = project.limits.get("max_depth");
             let named = named.and_then(serde_json::Value::as_u64);
@@ -79,12 +79,9 @@ impl Sessions {
         Ok(least)
     }
 
-    /// A turn cannot wait for itself, nor for a turn that waits for it.
-    pub(crate) async fn refuse_waiting_for_oneself(
-        &self,
-        asking: &SessionId,
-        target: &SessionId,
-    ) -> Result<()> {
+    /// Fails when `target` is `asking` or an ancestor of it: that turn may be waiting for this one, and
+    /// neither would end.
+    pub(crate) async fn refuse_circular_wait(&self, asking: &SessionId, target: &SessionId) -> Result<()> {
         let mut at = Some(asking.clone());
         while let Some(id) = at {
             if id == *target {
@@ -102,28 +99,30 @@ impl Sessions {
         Ok(())
     }
 
-    /// Ends every session below one, deepest last: each is told by way of its own parent.
+    /// Ends every descendant of a session, parents before children.
     pub(crate) async fn end_children(&self, id: &SessionId) -> Result<()> {
         for child in self.descendants(id).await? {
-            if child.status == Status::Ended {
+            if child.status == SessionStatus::Ended {
                 continue;
             }
             match self.load(&child.session_id).await {
-                Ok(live) => drop(live.ask(Command::End).await),
-                Err(error) => tracing::debug!(child = %child.session_id, %error, "a child was not ended"),
+                Ok(live) => drop(live.send_command(TaskCommand::End).await),
+                Err(error) => {
+                    tracing::debug!(child = %child.session_id, %error, "ending a child session failed")
+                }
             }
         }
         Ok(())
     }
 
-    /// Every session below one, parents before children.
+    /// All descendants of a session, parents before children.
     pub(crate) async fn descendants(&self, id: &SessionId) -> Result<Vec<SessionRow>> {
         let Some(top) = self.deps.store.session_get(id).await? else {
             return Ok(Vec::new());
         };
         let tree = self.deps.store.session_tree(&top.root_id).await?;
         let mut below = HashSet::from([top.session_id]);
-        // Oldest first, so that a session comes after the one that started it.
+        // The tree is ordered oldest first, so a session comes after its parent.
         let under = |row: &SessionRow| {
             let is = row
                 .parent_id
@@ -137,9 +136,9 @@ impl Sessions {
         Ok(tree.into_iter().filter(under).collect())
     }
 
-    /// The logs of every session below one, oldest first: of each the first `max_events`, of all together no
-    /// more than one answer holds. One that had no room is there with what it had, and is read on by its own
-    /// `session_events`.
+    /// The logs of all descendants of a session: the first `max_events` of each, and at most [`MAX_EVENTS`]
+    /// in all. A descendant for which no room was left is listed with fewer or no events; the rest can be
+    /// read with its own `session_events`.
     pub(crate) async fn child_events(
         &self,
         principal: &Principal,

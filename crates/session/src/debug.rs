@@ -1,4 +1,4 @@
-//! Where a session's debugger events go.
+//! Sinks that record a session's debugger events in the store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,19 +7,19 @@ use oubliette_protocol::{SessionId, Slug, debug::DebugBody};
 use oubliette_store::Store;
 use oubliette_tools::DebugSink;
 
-/// The debugger, bound to one session.
-pub(crate) struct SessionDebug {
+/// Records debugger events of one session.
+pub(crate) struct SessionDebugSink {
     store: Store,
     session: SessionId,
 }
 
-impl SessionDebug {
+impl SessionDebugSink {
     pub(crate) fn new(store: Store, session: SessionId) -> Arc<Self> {
         Arc::new(Self { store, session })
     }
 }
 
-impl DebugSink for SessionDebug {
+impl DebugSink for SessionDebugSink {
     fn record(&self, agent: Option<&Slug>, body: DebugBody) {
         self.store
             .debugger()
@@ -30,19 +30,19 @@ impl DebugSink for SessionDebug {
         let session = Some(self.session.clone());
         self.store
             .debugger()
-            .record_text(session, agent.cloned(), kind, text);
+            .record_json(session, agent.cloned(), kind, text);
     }
 }
 
-/// The debugger of one context. The tool plane knows nothing of memory, which is a part of the context
-/// all the same: it is opened before the build is finished.
-pub(crate) struct ContextDebug {
+/// Records debugger events of one agent's tool context, and adds `memory_opened` before `build_finished`: the
+/// tool plane, which builds the context, does not know of the agent's memory.
+pub(crate) struct ContextDebugSink {
     pub(crate) inner: Arc<dyn DebugSink>,
-    /// How much the agent remembers.
+    /// The number of entries in the agent's memory.
     pub(crate) entries: u64,
 }
 
-impl DebugSink for ContextDebug {
+impl DebugSink for ContextDebugSink {
     fn record(&self, agent: Option<&Slug>, body: DebugBody) {
         if matches!(body, DebugBody::BuildFinished { .. }) {
             self.inner.record(
@@ -56,13 +56,13 @@ impl DebugSink for ContextDebug {
     }
 }
 
-/// Tells the debugger of model requests.
-pub(crate) struct ModelDebug {
+/// Records the model requests of one agent as debugger events.
+pub(crate) struct ModelDebugSink {
     pub(crate) inner: Arc<dyn DebugSink>,
     pub(crate) agent: Slug,
 }
 
-impl ModelSink for ModelDebug {
+impl ModelSink for ModelDebugSink {
     fn model_request(&self, provider: &str, path: &str, status: u16, duration: Duration) {
         self.inner.record(
             Some(&self.agent),

@@ -1,21 +1,21 @@
-//! `session_events`: the log from an index on, waited for if need be.
+//! `session_events`: reads a session's log from an index on, and can wait for the first new event.
 
 use std::time::Duration;
 
-use oubliette_protocol::{Error, Principal, Result, event::Status};
+use oubliette_protocol::{Error, Principal, Result, event::SessionStatus};
 
 use crate::{
     Sessions,
-    request::{Children, EventsQuery, EventsReply},
+    request::{EventsQuery, EventsReply, IncludeChildren},
 };
 
-/// Most events in one answer.
+/// The most events in one reply.
 pub const MAX_EVENTS: usize = 1_000;
-/// Longest wait for the first one.
+/// The longest wait for the first event.
 pub const MAX_WAIT: Duration = Duration::from_millis(50_000);
 
 impl Sessions {
-    /// Events past an index. With a wait, returns at the first.
+    /// Returns the events after an index. With a wait, returns as soon as there is one.
     pub async fn events(&self, principal: &Principal, query: EventsQuery) -> Result<EventsReply> {
         if query.max_events == 0 || query.max_events > MAX_EVENTS {
             return Err(Error::invalid(format!("max_events must be 1 to {MAX_EVENTS}")));
@@ -26,9 +26,9 @@ impl Sessions {
                 MAX_WAIT.as_millis()
             )));
         }
-        let row = self.row(principal, &query.session_id).await?;
-        // An ended session says nothing more: waiting would only keep its reader.
-        let wait = if row.status == Status::Ended {
+        let row = self.visible_row(principal, &query.session_id).await?;
+        // An ended session logs nothing more, so waiting would be in vain.
+        let wait = if row.status == SessionStatus::Ended {
             Duration::ZERO
         } else {
             query.wait
@@ -38,13 +38,13 @@ impl Sessions {
         let events = log.poll(&query.session_id, since, query.max_events, wait).await?;
         let last_index = events.last().map_or(query.since_index, |event| event.index);
         let children = match query.children {
-            Children::Hidden => None,
-            Children::Included => Some(self.child_events(principal, &query).await?),
+            IncludeChildren::No => None,
+            IncludeChildren::Yes => Some(self.child_events(principal, &query).await?),
         };
-        // Read after the events, so that it is not older than they are.
+        // Read after the events, so that the status is not older than they are.
         let status = match self.in_memory(&query.session_id) {
             Some(live) => live.status(),
-            None => self.row(principal, &query.session_id).await?.status,
+            None => self.visible_row(principal, &query.session_id).await?.status,
         };
         Ok(EventsReply {
             events,

@@ -1,47 +1,50 @@
 //! Sessions: lifecycle, the agent process, the caller relay, switching and recovery.
 //!
-//! A session is one agent working in one sandbox on one workspace. This crate knows no HTTP and no token:
-//! the server's doors ask it, and it reaches back through the traits in [`ports`].
+//! A session is one agent working in one sandbox on one workspace. This crate knows no HTTP and checks no
+//! token: the server's doors call it, and it calls the server through the traits in [`ports`].
 //!
-//! In the order a message takes:
+//! Files in the order a message takes:
 //!
-//! - [`request`]: what is asked and answered; [`config`]: times and limits; [`ports`]: what it is made of.
-//! - [`manager`]: [`Sessions`], which finds, starts and asks sessions; `message`, `events`, `children`,
-//!   `recovery` and `reload` are its parts, a file a noun.
-//! - `live`: a session in memory as others see it; `task`: the one task that runs it: turns, switches, ends.
-//! - `blueprint`: an agent read and checked before anything is touched; `environment`: what it finds around it.
-//! - `rig`: what runs: tools, ways out, agent; `agent_host`: the agent's process and ACP.
-//! - `relay_socket`: the socket that is the session's identity.
+//! - [`request`]: requests and replies; [`config`]: timeouts and limits; [`ports`]: the crate's dependencies.
+//! - [`manager`]: [`Sessions`], which finds and starts sessions and passes commands to them. Parts of it are in
+//!   `message` (`session_message`), `events` (`session_events`), `children` (sessions started by agents),
+//!   `recovery` (after a restart) and `reload` (edits of agents and catalog).
+//! - `live`: the handle of a session in memory; `task`: the one task that runs it: turns, switches, its end.
+//! - `agent_plan`: an agent's definition and everything it needs, read and checked before anything is started;
+//!   `environment`: the agent's environment variables.
+//! - `processes`: starts and stops tool servers, egress sockets and the agent; `agent_process`: the agent's
+//!   process and ACP.
+//! - `relay_socket`: the sockets by which a session's sandbox reaches the server.
 //! - [`callers`]: the tools a caller lends.
-//! - `debug`, `late`: small links to the debugger and to Oubliette's own tools.
+//! - `debug`: sinks for debugger events; `deferred_own_tools`: Oubliette's own tools, set after construction.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
-mod agent_host;
-mod blueprint;
+mod agent_plan;
+mod agent_process;
 pub mod callers;
 mod children;
 pub mod config;
 mod debug;
+mod deferred_own_tools;
 mod environment;
 pub mod events;
-mod late;
 mod live;
 pub mod manager;
 mod message;
 pub mod ports;
+mod processes;
 mod recovery;
 mod relay_socket;
 mod reload;
 pub mod request;
-mod rig;
 mod task;
 
-pub use callers::{CallerBook, Hold, Kind, Load, PresenceKey, Rules};
+pub use callers::{CallerLoad, CallerRelay, HoldKind, PresenceHold, PresenceKey, RelayLimits};
 pub use config::SessionConfig;
 pub use manager::Sessions;
-pub use ports::{Deps, KeyMinter, Programs, RelayDoor, WorkspaceMaker};
+pub use ports::{KeyMinter, ProgramPaths, RelayDoor, SessionDeps, WorkspaceMaker};
 pub use request::{
-    Asker, Cancelled, ChildEvents, Children, EventsQuery, EventsReply, ListQuery, MessageReply,
-    MessageRequest, SessionPage, SessionView, Switched, Wait, WorkspaceChoice,
+    CancelReply, ChildEvents, EventsQuery, EventsReply, IncludeChildren, MessageReply, MessageRequest,
+    RequestOrigin, SessionListQuery, SessionPage, SessionView, SwitchReply, WaitMode, WorkspaceChoice,
 };

@@ -1,78 +1,81 @@
-//! A session in memory, as everyone but its own task sees it.
+//! [`LiveSession`]: the handle of a session in memory, shared by everyone but its own task.
 
 use std::sync::Arc;
 
-use oubliette_protocol::{Error, Result, Slug, event::Status};
+use oubliette_protocol::{Error, Result, Slug, event::SessionStatus};
 use oubliette_store::SessionRow;
-use oubliette_tools::{DebugSink, Plane};
+use oubliette_tools::{DebugSink, ToolPlane};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::{blueprint::Blueprint, callers::CallerBook, request::Switched};
+use crate::{agent_plan::AgentPlan, callers::CallerRelay, request::SwitchReply};
 
-/// What a session is doing now.
+/// The parts of a session's row that change while it is in memory.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Now {
-    pub(crate) status: Status,
+pub(crate) struct LiveState {
+    pub(crate) status: SessionStatus,
     pub(crate) agent: Slug,
     /// The last turn that was begun.
     pub(crate) turn: u64,
 }
 
-/// See the module.
-pub(crate) struct Live {
-    /// The row as it was loaded; what changes is in `now`.
+/// A session in memory: its tool plane, its caller relay, and the channel to its task.
+pub(crate) struct LiveSession {
+    /// The row as it was loaded; what changes is in `state`.
     pub(crate) row: SessionRow,
-    pub(crate) plane: Arc<Plane>,
-    pub(crate) callers: Arc<CallerBook>,
+    pub(crate) plane: Arc<ToolPlane>,
+    pub(crate) callers: Arc<CallerRelay>,
     pub(crate) debug: Arc<dyn DebugSink>,
-    pub(crate) now: watch::Sender<Now>,
-    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) state: watch::Sender<LiveState>,
+    pub(crate) commands: mpsc::Sender<TaskCommand>,
 }
 
-impl Live {
-    pub(crate) fn status(&self) -> Status {
-        self.now.borrow().status
+impl LiveSession {
+    pub(crate) fn status(&self) -> SessionStatus {
+        self.state.borrow().status
     }
 
-    /// Asks the task something and waits for its answer.
-    pub(crate) async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T> {
+    /// Sends a command to the task and waits for its reply. `conflict` when the task has ended.
+    pub(crate) async fn send_command<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> TaskCommand,
+    ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         let over = || Error::conflict(format!("session {} is over", self.row.session_id));
         self.commands.send(command(reply)).await.map_err(|_| over())?;
         answer.await.map_err(|_| over())
     }
 
-    /// Waits while one agent is being replaced by another.
-    pub(crate) async fn settled(&self) {
-        let mut now = self.now.subscribe();
+    /// Waits until no switch of agents is running.
+    pub(crate) async fn wait_for_switch(&self) {
+        let mut now = self.state.subscribe();
         // The sender lives as long as `self`, so waiting cannot fail.
-        let _ = now.wait_for(|now| now.status != Status::Switching).await;
+        let _ = now.wait_for(|now| now.status != SessionStatus::Switching).await;
     }
 }
 
-/// What a session's task is asked.
-pub(crate) enum Command {
-    /// Run a turn, after those that wait.
-    Message(Incoming),
-    /// Cancel the running turn: which, and whether there was one.
+/// A command to a session's task, with the channel for its reply.
+pub(crate) enum TaskCommand {
+    /// Queue a message; its turn runs after those already queued.
+    Message(SubmittedMessage),
+    /// Cancel the running turn. The reply is the running or last turn, and whether one was running.
     Cancel(oneshot::Sender<(u64, bool)>),
-    /// Stop everything; the session is over.
+    /// End the session and stop everything it started.
     End(oneshot::Sender<()>),
     /// Replace the agent.
-    Switch(Box<Blueprint>, oneshot::Sender<Result<Switched>>),
-    /// Have the tools ready, whether the agent runs or not.
-    Tools(oneshot::Sender<Result<()>>),
-    /// Look at the library: an agent or a catalog entry was edited.
-    Refresh,
-    /// The server stops; the session goes on after its next start.
+    Switch(Box<AgentPlan>, oneshot::Sender<Result<SwitchReply>>),
+    /// Start the tool servers if they are not running; the agent is not needed for that.
+    PrepareTools(oneshot::Sender<Result<()>>),
+    /// Apply edits: an agent or a catalog entry has changed in the library.
+    ApplyEdits,
+    /// Stop everything because the server stops; the session is resumed after its next start.
     Stop(oneshot::Sender<()>),
 }
 
-/// A message on its way in.
-pub(crate) struct Incoming {
+/// A message on its way to the task's queue.
+pub(crate) struct SubmittedMessage {
     pub(crate) text: String,
-    /// Told the turn it will be, and what the session is doing.
-    pub(crate) accepted: oneshot::Sender<Result<(u64, Status)>>,
-    /// Told the turn's text when it has ended.
-    pub(crate) ended: Option<oneshot::Sender<Result<String>>>,
+    /// Gets the number of the message's turn and the session's status, once the message is stored.
+    pub(crate) accepted: oneshot::Sender<Result<(u64, SessionStatus)>>,
+    /// Gets the turn's text when the turn has ended; `None` when the sender does not wait.
+    pub(crate) turn_result: Option<oneshot::Sender<Result<String>>>,
 }

@@ -1,4 +1,4 @@
-//! [`Sessions`]: every session, found, started and asked.
+//! [`Sessions`]: the session manager. It brings sessions into memory and passes requests to their tasks.
 
 use std::{
     collections::HashMap,
@@ -8,99 +8,107 @@ use std::{
 
 use futures::{Stream, StreamExt as _, stream};
 use oubliette_protocol::{
-    CatalogId, Error, ErrorCode, Object, Principal, Result, Scope, SessionId, Slug, TokenId,
-    event::{Event, Status},
+    CatalogId, Error, ErrorCode, JsonObject, Principal, Result, Scope, SessionId, Slug, TokenId,
+    event::{SessionEvent, SessionStatus},
     tool::{CallResult, ToolList},
 };
-use oubliette_store::{Page, QueuedMessage, SessionFilter, SessionRow};
-use oubliette_tools::{CallContext, Origin, OwnTools, Plane, PlaneParts, Wanted};
+use oubliette_store::{PageRequest, QueuedMessage, SessionFilter, SessionRow};
+use oubliette_tools::{CallContext, CallOrigin, OwnTools, ToolPlane, ToolPlaneParts, Wanted};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    blueprint::Blueprint,
-    callers::{self, CallerBook, Hold, Kind, PresenceKey, board::Board},
-    debug::SessionDebug,
-    late::LateOwnTools,
-    live::{Command, Live, Now},
-    ports::Deps,
+    agent_plan::AgentPlan,
+    callers::{self, CallerRelay, HoldKind, PresenceHold, PresenceKey, presence_tracker::PresenceTracker},
+    debug::SessionDebugSink,
+    deferred_own_tools::DeferredOwnTools,
+    live::{LiveSession, LiveState, TaskCommand},
+    ports::SessionDeps,
+    processes::SessionEnv,
     relay_socket::{self, RelaySocket},
-    request::{Cancelled, ListQuery, SessionPage, SessionView, Switched},
-    rig::Site,
-    task::Task,
+    request::{CancelReply, SessionListQuery, SessionPage, SessionView, SwitchReply},
+    task::SessionTask,
 };
 
-/// Commands that wait for a session's task.
-const COMMANDS: usize = 64;
-/// How the plane refuses a call while no agent's tools are installed.
+/// How many commands may be queued for one session's task.
+const COMMAND_QUEUE_LEN: usize = 64;
+/// The start of the error with which the tool plane refuses a call while no agent's tools are installed.
 const NOT_READY: &str = "the agent's tools are not ready";
-/// How long a stopping server waits for its sessions.
-const STOP_WITHIN: Duration = Duration::from_secs(8);
+/// How long a stopping server waits for all session tasks.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Every session.
+/// All sessions of a server: those in the database, and those in memory with a task of their own.
 pub struct Sessions {
-    pub(crate) me: Weak<Sessions>,
-    pub(crate) deps: Arc<Deps>,
-    own: Arc<LateOwnTools>,
-    pub(crate) board: Arc<Board>,
-    live: Mutex<HashMap<SessionId, Arc<Live>>>,
-    /// Held while a session is brought into memory, so that it is brought once.
-    loading: tokio::sync::Mutex<()>,
-    /// Held while sessions are counted and one is added.
-    pub(crate) counting: tokio::sync::Mutex<()>,
+    pub(crate) weak_self: Weak<Sessions>,
+    pub(crate) deps: Arc<SessionDeps>,
+    own_tools: Arc<DeferredOwnTools>,
+    pub(crate) presence: Arc<PresenceTracker>,
+    live: Mutex<HashMap<SessionId, Arc<LiveSession>>>,
+    /// Held while a session is brought into memory, so that it gets only one task.
+    load_lock: tokio::sync::Mutex<()>,
+    /// Held from counting a project's sessions until a new one is added, so that the limit holds.
+    pub(crate) count_lock: tokio::sync::Mutex<()>,
     tasks: TaskTracker,
     stopping: CancellationToken,
 }
 
 impl Sessions {
-    /// No session is in memory yet; see [`Sessions::recover`].
-    pub fn new(deps: Deps) -> Arc<Self> {
-        let sessions = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+    /// Creates the manager with no session in memory; [`Sessions::recover`] brings back interrupted ones.
+    pub fn new(deps: SessionDeps) -> Arc<Self> {
+        let sessions = Arc::new_cyclic(|weak_self| Self {
+            weak_self: weak_self.clone(),
             deps: Arc::new(deps),
-            own: Arc::default(),
-            board: Arc::default(),
+            own_tools: Arc::default(),
+            presence: Arc::default(),
             live: Mutex::default(),
-            loading: tokio::sync::Mutex::default(),
-            counting: tokio::sync::Mutex::default(),
+            load_lock: tokio::sync::Mutex::default(),
+            count_lock: tokio::sync::Mutex::default(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
         });
-        sessions.tasks.spawn(crate::reload::follow(
-            sessions.me.clone(),
+        sessions.tasks.spawn(crate::reload::follow_library(
+            sessions.weak_self.clone(),
             sessions.stopping.clone(),
         ));
         sessions
     }
 
     /// Sets Oubliette's own tools, once, before the first session starts.
-    pub fn set_own(&self, own: Arc<dyn OwnTools>) {
-        self.own.set(own);
+    pub fn set_own_tools(&self, own: Arc<dyn OwnTools>) {
+        self.own_tools.set(own);
     }
 
-    /// A session's row, if this principal may know of it.
-    pub(crate) async fn row(&self, principal: &Principal, id: &SessionId) -> Result<SessionRow> {
+    /// A session's row; `not_found` when this principal may not see it.
+    pub(crate) async fn visible_row(&self, principal: &Principal, id: &SessionId) -> Result<SessionRow> {
         let row = self.deps.store.session_get(id).await?;
         row.filter(|row| principal.sees(&row.project_id))
             .ok_or_else(|| no_session(id))
     }
 
-    /// A session that this principal may know of, in memory. `conflict` when it has ended.
-    pub(crate) async fn visible(&self, principal: &Principal, id: &SessionId) -> Result<Arc<Live>> {
+    /// A session this principal may see, brought into memory if needed. `conflict` when it has ended.
+    pub(crate) async fn visible_session(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+    ) -> Result<Arc<LiveSession>> {
         match self.visible_in_memory(principal, id).await? {
             Some(live) => Ok(live),
             None => self.load(id).await,
         }
     }
 
-    /// The same, without bringing it there.
-    async fn visible_in_memory(&self, principal: &Principal, id: &SessionId) -> Result<Option<Arc<Live>>> {
+    /// A session this principal may see; `None` when it is not in memory.
+    async fn visible_in_memory(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+    ) -> Result<Option<Arc<LiveSession>>> {
         let live = self.in_memory(id);
         match &live {
-            // Whose an active session is cannot change, and its project cannot go: no need to look it up.
-            Some(live) if live.now.borrow().status.is_active() => {
+            // An active session's project neither changes nor is deleted, so the row in memory is current.
+            Some(live) if live.state.borrow().status.is_active() => {
                 match principal.sees(&live.row.project_id) {
                     true => {}
                     false => return Err(no_session(id)),
@@ -110,17 +118,17 @@ impl Sessions {
                 Some(project) if principal.sees(&project) => {}
                 Some(_) | None => return Err(no_session(id)),
             },
-            None => drop(self.row(principal, id).await?),
+            None => drop(self.visible_row(principal, id).await?),
         }
         Ok(live)
     }
 
-    /// A session in memory, brought there if need be. `conflict` when it has ended.
-    pub(crate) async fn load(&self, id: &SessionId) -> Result<Arc<Live>> {
+    /// A session, brought into memory if needed. `conflict` when it has ended.
+    pub(crate) async fn load(&self, id: &SessionId) -> Result<Arc<LiveSession>> {
         if let Some(live) = self.in_memory(id) {
             return Ok(live);
         }
-        let _one_at_a_time = self.loading.lock().await;
+        let _one_at_a_time = self.load_lock.lock().await;
         if let Some(live) = self.in_memory(id) {
             return Ok(live);
         }
@@ -130,16 +138,16 @@ impl Sessions {
             .session_get(id)
             .await?
             .ok_or_else(|| no_session(id))?;
-        if row.status == Status::Ended {
+        if row.status == SessionStatus::Ended {
             return Err(Error::conflict(format!(
                 "session {id} has ended; start a new one"
             )));
         }
-        let waiting = self.deps.store.queue_of(id).await?;
-        self.enliven(row, waiting, false)
+        let waiting = self.deps.store.queue_list(id).await?;
+        self.spawn_task(row, waiting, false)
     }
 
-    pub(crate) fn in_memory(&self, id: &SessionId) -> Option<Arc<Live>> {
+    pub(crate) fn in_memory(&self, id: &SessionId) -> Option<Arc<LiveSession>> {
         self.live
             .lock()
             .get(id)
@@ -147,68 +155,69 @@ impl Sessions {
             .cloned()
     }
 
-    pub(crate) fn all_in_memory(&self) -> Vec<Arc<Live>> {
+    pub(crate) fn all_in_memory(&self) -> Vec<Arc<LiveSession>> {
         self.live.lock().values().cloned().collect()
     }
 
-    /// Gives a row a task.
-    pub(crate) fn enliven(
+    /// Brings a session into memory: binds its relay socket and starts its task. `starting_logged` says that
+    /// the event `starting` of a new session is in the log already.
+    pub(crate) fn spawn_task(
         &self,
         row: SessionRow,
         waiting: Vec<QueuedMessage>,
-        announced: bool,
-    ) -> Result<Arc<Live>> {
+        starting_logged: bool,
+    ) -> Result<Arc<LiveSession>> {
         if self.stopping.is_cancelled() {
             return Err(Error::unavailable("the server is stopping"));
         }
         let deps = &self.deps;
         let id = row.session_id.clone();
-        let debug = SessionDebug::new(deps.store.clone(), id.clone());
-        let callers = CallerBook::new(
+        let debug = SessionDebugSink::new(deps.store.clone(), id.clone());
+        let callers = CallerRelay::new(
             id.clone(),
             deps.store.clone(),
-            self.board.clone(),
+            self.presence.clone(),
             deps.config.relay.clone(),
         );
-        let plane = Plane::new(PlaneParts {
+        let plane = ToolPlane::new(ToolPlaneParts {
             session_id: id.clone(),
             callers: callers.clone(),
-            own: self.own.clone(),
+            own: self.own_tools.clone(),
             debug: debug.clone(),
             thread: deps.threads.assign(),
         });
         let relay = RelaySocket::bind(&deps.home, &id, deps.door.clone(), deps.sandbox.level())?;
-        let (commands, queue) = mpsc::channel(COMMANDS);
-        let now = Now {
+        let (commands, queue) = mpsc::channel(COMMAND_QUEUE_LEN);
+        let now = LiveState {
             status: row.status,
             agent: row.agent.clone(),
             turn: row.turn,
         };
-        let live = Arc::new(Live {
+        let live = Arc::new(LiveSession {
             row,
             plane: plane.clone(),
             callers,
             debug: debug.clone(),
-            now: watch::Sender::new(now),
+            state: watch::Sender::new(now),
             commands,
         });
-        let site = Site {
+        let env = SessionEnv {
             deps: deps.clone(),
             session: id.clone(),
             plane,
             debug,
-            sockets: relay.dir().to_path_buf(),
-            admit: relay.admission(),
+            socket_dir: relay.dir().to_path_buf(),
+            agent_pid: relay.agent_pid(),
         };
-        let left = (waiting, announced);
-        let task = Task::new(self.me.clone(), live.clone(), site, relay, queue, left);
+        let left = (waiting, starting_logged);
+        let task = SessionTask::new(self.weak_self.clone(), live.clone(), env, relay, queue, left);
         self.live.lock().insert(id, live.clone());
         self.tasks.spawn(task.run());
         Ok(live)
     }
 
-    /// A session's task is ending; nobody is to find it.
-    pub(crate) fn forget(&self, id: &SessionId, live: &Arc<Live>) {
+    /// Removes a session whose task is ending, unless another task has taken its place.
+    pub(crate) fn remove_from_memory(&self, id: &SessionId, live: &Arc<LiveSession>) {
         let mut all = self.live.lock();
         if all.get(id).is_some_and(|known| Arc::ptr_eq(known, live)) {
             all.remove(id);
@@ -216,13 +225,13 @@ impl Sessions {
     }
 
     /// Cancels the running turn.
-    pub async fn cancel(&self, principal: &Principal, id: &SessionId) -> Result<Cancelled> {
-        let row = self.row(principal, id).await?;
+    pub async fn cancel(&self, principal: &Principal, id: &SessionId) -> Result<CancelReply> {
+        let row = self.visible_row(principal, id).await?;
         let (turn, cancelled) = match self.in_memory(id) {
-            Some(live) => live.ask(Command::Cancel).await?,
+            Some(live) => live.send_command(TaskCommand::Cancel).await?,
             None => (row.turn, false),
         };
-        Ok(Cancelled {
+        Ok(CancelReply {
             session_id: id.clone(),
             turn,
             cancelled,
@@ -231,11 +240,11 @@ impl Sessions {
 
     /// Ends a session and everything it started. Ending it again changes nothing.
     pub async fn end(&self, principal: &Principal, id: &SessionId) -> Result<SessionView> {
-        let row = self.row(principal, id).await?;
-        if row.status != Status::Ended {
+        let row = self.visible_row(principal, id).await?;
+        if row.status != SessionStatus::Ended {
             match self.load(id).await {
-                // Whoever else ended it meanwhile did what was asked.
-                Ok(live) => drop(live.ask(Command::End).await),
+                // An error means that somebody else has ended it meanwhile, which is as good.
+                Ok(live) => drop(live.send_command(TaskCommand::End).await),
                 Err(error) if error.code == ErrorCode::Conflict => {}
                 Err(error) => return Err(error),
             }
@@ -244,13 +253,13 @@ impl Sessions {
         self.get(principal, id).await
     }
 
-    /// Shows a session.
+    /// Returns a session.
     pub async fn get(&self, principal: &Principal, id: &SessionId) -> Result<SessionView> {
-        Ok(self.view(self.row(principal, id).await?, principal))
+        Ok(self.view(self.visible_row(principal, id).await?, principal))
     }
 
-    /// Shows the sessions a principal may know of, newest first.
-    pub async fn list(&self, principal: &Principal, query: ListQuery) -> Result<SessionPage> {
+    /// Lists the sessions a principal may see, newest first.
+    pub async fn list(&self, principal: &Principal, query: SessionListQuery) -> Result<SessionPage> {
         if let Some(project) = query
             .project_id
             .as_ref()
@@ -264,7 +273,7 @@ impl Sessions {
             status: query.status,
             ..SessionFilter::default()
         };
-        let page = Page {
+        let page = PageRequest {
             limit: query.limit,
             cursor: query.cursor,
         };
@@ -281,7 +290,7 @@ impl Sessions {
     }
 
     fn view(&self, row: SessionRow, principal: &Principal) -> SessionView {
-        let shown = principal.scope == Scope::Admin && row.status != Status::Ended;
+        let shown = principal.scope == Scope::Admin && row.status != SessionStatus::Ended;
         let relay_socket = shown.then(|| relay_socket::path(&self.deps.home, &row.session_id));
         SessionView {
             session_id: row.session_id,
@@ -302,46 +311,47 @@ impl Sessions {
         }
     }
 
-    /// Replaces a session's agent. A bad one is refused before anything is touched.
+    /// Replaces a session's agent. An agent that cannot run is refused before anything is stopped.
     pub async fn switch_agent(
         &self,
         principal: &Principal,
         id: &SessionId,
         agent: &Slug,
-    ) -> Result<Switched> {
-        let live = self.visible(principal, id).await?;
-        let plan = Blueprint::draw(&self.deps, &live.row, agent).await?;
-        live.ask(|reply| Command::Switch(Box::new(plan), reply)).await?
+    ) -> Result<SwitchReply> {
+        let live = self.visible_session(principal, id).await?;
+        let plan = AgentPlan::resolve(&self.deps, &live.row, agent).await?;
+        live.send_command(|reply| TaskCommand::Switch(Box::new(plan), reply))
+            .await?
     }
 
-    /// Every tool of a session.
+    /// Lists the tools of a session, starting its tool servers if needed.
     pub async fn tool_list(&self, principal: &Principal, id: &SessionId) -> Result<ToolList> {
-        let live = self.visible(principal, id).await?;
-        self.with_tools(&live).await?;
+        let live = self.visible_session(principal, id).await?;
+        self.ensure_tools(&live).await?;
         Ok(live.plane.list())
     }
 
-    /// Calls a tool through the session's gate, as the principal, not as the agent.
+    /// Calls a tool through the session's tool plane, as the principal, not as the agent.
     pub async fn tool_call(
         &self,
         principal: &Principal,
         id: &SessionId,
         tool: String,
-        arguments: Object,
+        arguments: JsonObject,
         ctx: CallContext,
     ) -> Result<CallResult> {
-        let live = self.visible(principal, id).await?;
+        let live = self.visible_session(principal, id).await?;
         loop {
-            self.with_tools(&live).await?;
+            self.ensure_tools(&live).await?;
             let wanted = Wanted::Any(tool.clone());
-            let origin = Origin::Outside(principal.clone());
+            let origin = CallOrigin::Outside(principal.clone());
             let result = live
                 .plane
                 .call(wanted, arguments.clone(), origin, ctx.clone())
                 .await;
             match result {
-                // The plane was closed between our look and our call: the call has not begun, so it waits
-                // for the next agent like any other.
+                // The plane was closed between the check and the call. The call was not dispatched, so it
+                // can be repeated; it waits for the next agent.
                 Err(error) if error.message.starts_with(NOT_READY) => {}
                 result => return result,
             }
@@ -355,8 +365,8 @@ impl Sessions {
         id: &SessionId,
         server: &CatalogId,
     ) -> Result<()> {
-        let live = self.visible(principal, id).await?;
-        self.with_tools(&live).await?;
+        let live = self.visible_session(principal, id).await?;
+        self.ensure_tools(&live).await?;
         let context = live
             .plane
             .context()
@@ -364,12 +374,12 @@ impl Sessions {
         context.restart_server(server).await
     }
 
-    /// Waits out a switch and makes sure that the tools are there.
-    async fn with_tools(&self, live: &Live) -> Result<()> {
-        live.settled().await;
+    /// Waits for a running switch to end and makes sure that the agent's tools are installed.
+    async fn ensure_tools(&self, live: &LiveSession) -> Result<()> {
+        live.wait_for_switch().await;
         match live.plane.context() {
             Some(_) => Ok(()),
-            None => live.ask(Command::Tools).await?,
+            None => live.send_command(TaskCommand::PrepareTools).await?,
         }
     }
 
@@ -382,64 +392,67 @@ impl Sessions {
         result: Option<Value>,
         error: Option<String>,
     ) -> Result<()> {
-        let refused = |refusal: callers::book::Refusal| {
-            callers::note_refusal(&self.deps.store, id, request_id, refusal.reason());
+        let refused = |refusal: callers::book::AnswerRefusal| {
+            callers::record_refusal(&self.deps.store, id, request_id, refusal.reason());
         };
         match self.visible_in_memory(principal, id).await {
             Ok(Some(live)) => live.callers.answer(principal, request_id, result, error).await,
             Ok(None) => {
-                refused(callers::book::Refusal::NotFound);
-                Err(callers::book::Refusal::NotFound.error())
+                refused(callers::book::AnswerRefusal::NotFound);
+                Err(callers::book::AnswerRefusal::NotFound.error())
             }
             Err(error) => {
-                // To whom the session is hidden it stays so; whoever watches it sees the attempt.
+                // The error does not reveal the session, but its debugger shows the attempt.
                 if self.in_memory(id).is_some() {
-                    refused(callers::book::Refusal::Foreign);
+                    refused(callers::book::AnswerRefusal::OtherPrincipal);
                 }
                 Err(error)
             }
         }
     }
 
-    /// A session's gate.
-    pub async fn plane(&self, id: &SessionId) -> Result<Arc<Plane>> {
+    /// A session's tool plane.
+    pub async fn plane(&self, id: &SessionId) -> Result<Arc<ToolPlane>> {
         if let Some(live) = self.in_memory(id) {
             return Ok(live.plane.clone());
         }
-        // Boxed: thousands of calls may wait at once, and none needs this room by then.
+        // Boxed to keep the futures of thousands of waiting calls small: few of them have to load.
         Ok(Box::pin(self.load(id)).await?.plane.clone())
     }
 
-    /// A session's callers.
-    pub async fn callers(&self, id: &SessionId) -> Result<Arc<CallerBook>> {
+    /// A session's caller relay.
+    pub async fn callers(&self, id: &SessionId) -> Result<Arc<CallerRelay>> {
         Ok(self.load(id).await?.callers.clone())
     }
 
-    /// The turn a session is in, for calls that come from its inside.
+    /// The last turn a session began, for calls made by its agent; `None` when it is not in memory.
     pub fn current_turn(&self, id: &SessionId) -> Option<u64> {
-        self.in_memory(id).map(|live| live.now.borrow().turn)
+        self.in_memory(id).map(|live| live.state.borrow().turn)
     }
 
-    /// Takes note of a stream, poll or waiting message of a caller.
-    pub fn hold(&self, key: PresenceKey, kind: Kind) -> Hold {
-        self.board.hold(key, kind)
+    /// Counts a stream, poll or waiting message as presence of its caller until the hold is dropped.
+    pub fn hold_presence(&self, key: PresenceKey, kind: HoldKind) -> PresenceHold {
+        self.presence.register_hold(key, kind)
     }
 
-    /// A stateful MCP session was closed: whoever declared over it has left.
+    /// Marks the callers that declared over a closed stateful MCP session as absent.
     pub fn mcp_session_closed(&self, mcp_session: &str) {
-        self.board
-            .leave(|declarer| declarer.mcp_session.as_deref() == Some(mcp_session));
+        self.presence
+            .mark_left(|declarer| declarer.mcp_session.as_deref() == Some(mcp_session));
     }
 
-    /// A token was revoked or has expired: its callers have left.
-    pub fn token_gone(&self, token: &TokenId) {
-        self.board
-            .leave(|declarer| declarer.owner.0.as_ref() == Some(token));
+    /// Marks the callers of a revoked or expired token as absent.
+    pub fn token_revoked(&self, token: &TokenId) {
+        self.presence
+            .mark_left(|declarer| declarer.principal.0.as_ref() == Some(token));
     }
 
-    /// The open requests a stream speaks for, to be delivered again when a caller is back. Which they are
-    /// is settled now; they are read as they are asked for.
-    pub fn open_requests(&self, key: &PresenceKey) -> impl Stream<Item = Result<Arc<Event>>> + Send + use<> {
+    /// The open requests of the callers a stream belongs to, for delivery after a reconnect. The set is fixed
+    /// by this call; the events are read as the stream is polled.
+    pub fn open_requests(
+        &self,
+        key: &PresenceKey,
+    ) -> impl Stream<Item = Result<Arc<SessionEvent>>> + Send + use<> {
         let concerned = match &key.session {
             Some(session) => self.in_memory(session).into_iter().collect(),
             None => self.all_in_memory(),
@@ -456,24 +469,24 @@ impl Sessions {
         self.live.lock().len()
     }
 
-    /// What callers hold open and what waits for them.
-    pub fn caller_load(&self) -> callers::Load {
-        self.board.load()
+    /// How many streams, polls and messages callers hold open, and how many calls wait for them.
+    pub fn caller_load(&self) -> callers::CallerLoad {
+        self.presence.load()
     }
 
-    /// Stops every agent and tool server. Sessions go on when the server is back.
+    /// Stops every agent and tool server. Sessions can be resumed when the server is started again.
     pub async fn shutdown(&self) {
         self.stopping.cancel();
         let asked = self.all_in_memory().into_iter().map(|live| async move {
-            let _ = live.ask(Command::Stop).await;
+            let _ = live.send_command(TaskCommand::Stop).await;
         });
         let stopped = async {
             futures::future::join_all(asked).await;
             self.tasks.close();
             self.tasks.wait().await;
         };
-        if tokio::time::timeout(STOP_WITHIN, stopped).await.is_err() {
-            tracing::warn!("some sessions did not stop in time");
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, stopped).await.is_err() {
+            tracing::warn!("sessions did not stop within the shutdown timeout");
         }
     }
 }

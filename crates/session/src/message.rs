@@ -1,62 +1,65 @@
-//! `session_message`: a session is found or started, what the caller lends is taken, the message queued.
+//! `session_message`: finds or starts a session, records the tools the caller lends, queues the message.
 
 use oubliette_protocol::{
     Error, Principal, ProjectId, Result, SessionId, Slug,
     caller::full_name,
-    event::{EventBody, Status},
+    event::{EventBody, SessionStatus},
     relay::method,
 };
-use oubliette_store::{Page, ProjectFilter, ProjectRow, SessionRow};
+use oubliette_store::{PageRequest, ProjectFilter, ProjectRow, SessionRow};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::{
     Sessions,
-    blueprint::Blueprint,
-    callers::{Hold, Kind, PresenceKey},
-    children::Parent,
-    live::{Command, Incoming, Live},
-    request::{Asker, MessageReply, MessageRequest, Wait, WorkspaceChoice},
+    agent_plan::AgentPlan,
+    callers::{HoldKind, PresenceHold, PresenceKey},
+    children::ParentSession,
+    live::{LiveSession, SubmittedMessage, TaskCommand},
+    request::{MessageReply, MessageRequest, RequestOrigin, WaitMode, WorkspaceChoice},
 };
 
-/// The longest message, in bytes.
-const LONGEST: usize = 4 * 1024 * 1024;
-/// How much of the first message names the session.
-const TITLE: usize = 80;
+/// Maximum length of a message, in bytes.
+const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+/// Maximum length of a session's title, in characters of its first message.
+const MAX_TITLE_CHARS: usize = 80;
 
 impl Sessions {
     /// Sends a message to a session, starting one if none is named.
     pub async fn message(&self, request: MessageRequest) -> Result<MessageReply> {
-        self.message_told(request, None).await
+        self.message_announcing_session(request, None).await
     }
 
-    /// The same, telling which session it is before the message is delivered: whoever waits for the turn
-    /// can follow its events meanwhile.
-    pub async fn message_told(
+    /// Like [`Sessions::message`], and sends the session's id before the message is delivered, so that a
+    /// client that waits for the turn can follow its events meanwhile.
+    pub async fn message_announcing_session(
         &self,
         request: MessageRequest,
-        told: Option<oneshot::Sender<SessionId>>,
+        announce: Option<oneshot::Sender<SessionId>>,
     ) -> Result<MessageReply> {
         if request.message.trim().is_empty() {
             return Err(Error::invalid("message is empty"));
         }
-        if request.message.len() > LONGEST {
-            return Err(Error::invalid(format!("message is longer than {LONGEST} bytes")));
+        if request.message.len() > MAX_MESSAGE_BYTES {
+            return Err(Error::invalid(format!(
+                "message is longer than {MAX_MESSAGE_BYTES} bytes"
+            )));
         }
-        if request.context.is_some() && matches!(request.asker, Asker::Base(_)) {
+        if request.context.is_some() && matches!(request.origin, RequestOrigin::BaseTool(_)) {
             return Err(Error::invalid(
                 "context: an agent cannot lend tools to the sessions it starts",
             ));
         }
         let live = match &request.session_id {
-            Some(id) => self.known(&request, id).await?,
-            None => self.begin(&request).await?,
+            Some(id) => self.existing_session(&request, id).await?,
+            None => self.start_session(&request).await?,
         };
-        if let Some(told) = told {
-            let _ = told.send(live.row.session_id.clone());
+        if let Some(announce) = announce {
+            let _ = announce.send(live.row.session_id.clone());
         }
-        // From here on the caller is there: it has a request open. Being dropped means it broke that off.
-        let hold = self.present(&request, &live);
+        // The open request counts as presence of the caller. If this future is dropped, the caller has
+        // aborted the request, and dropping the hold marks it absent.
+        let hold = self.hold_while_waiting(&request, &live);
         let reply = self.deliver(request, &live).await;
         if let Some(hold) = hold {
             hold.answered();
@@ -64,20 +67,20 @@ impl Sessions {
         reply
     }
 
-    fn present(&self, request: &MessageRequest, live: &Live) -> Option<Hold> {
-        let counts = request.context.is_some() || request.wait == Wait::ForTurn;
-        (counts && request.asker == Asker::Outside).then(|| {
+    fn hold_while_waiting(&self, request: &MessageRequest, live: &LiveSession) -> Option<PresenceHold> {
+        let counts = request.context.is_some() || request.wait == WaitMode::ForTurn;
+        (counts && request.origin == RequestOrigin::Outside).then(|| {
             let key = PresenceKey {
                 principal: request.principal.token_id.clone(),
                 caller_id: None,
                 session: Some(live.row.session_id.clone()),
                 mcp_session: request.mcp_session.clone(),
             };
-            self.hold(key, Kind::Wait)
+            self.hold_presence(key, HoldKind::Wait)
         })
     }
 
-    async fn deliver(&self, request: MessageRequest, live: &Arc<Live>) -> Result<MessageReply> {
+    async fn deliver(&self, request: MessageRequest, live: &Arc<LiveSession>) -> Result<MessageReply> {
         let MessageRequest {
             principal,
             message,
@@ -89,26 +92,26 @@ impl Sessions {
         if let Some(declaration) = context {
             live.callers
                 .declare(&principal, mcp_session, declaration, |name| {
-                    live.plane.taken(name)
+                    live.plane.name_conflict(name)
                 })
                 .await?;
-            live.plane.touch();
+            live.plane.notify_changed();
         }
         let (ended, outcome) = match wait {
-            Wait::No => (None, None),
-            Wait::ForTurn => {
+            WaitMode::No => (None, None),
+            WaitMode::ForTurn => {
                 let (ended, outcome) = oneshot::channel();
                 (Some(ended), Some(outcome))
             }
         };
         let command = |accepted| {
-            Command::Message(Incoming {
+            TaskCommand::Message(SubmittedMessage {
                 text: message,
                 accepted,
-                ended,
+                turn_result: ended,
             })
         };
-        let (turn, status) = live.ask(command).await??;
+        let (turn, status) = live.send_command(command).await??;
         let session_id = live.row.session_id.clone();
         let Some(outcome) = outcome else {
             return Ok(MessageReply {
@@ -118,8 +121,8 @@ impl Sessions {
                 text: None,
             });
         };
-        let gone = || Error::unavailable("the session ended before the turn did");
-        let text = outcome.await.map_err(|_| gone())??;
+        let ended = || Error::unavailable("the session ended before the turn did");
+        let text = outcome.await.map_err(|_| ended())??;
         Ok(MessageReply {
             session_id,
             turn,
@@ -128,9 +131,9 @@ impl Sessions {
         })
     }
 
-    /// A session that is there already.
-    async fn known(&self, request: &MessageRequest, id: &SessionId) -> Result<Arc<Live>> {
-        let row = self.row(&request.principal, id).await?;
+    /// Finds the session a request names, and checks that the request fits it.
+    async fn existing_session(&self, request: &MessageRequest, id: &SessionId) -> Result<Arc<LiveSession>> {
+        let row = self.visible_row(&request.principal, id).await?;
         if request
             .project_id
             .as_ref()
@@ -155,28 +158,29 @@ impl Sessions {
                 )));
             }
         }
-        if request.wait == Wait::ForTurn
-            && let Some(asking) = request.asker.session()
+        if request.wait == WaitMode::ForTurn
+            && let Some(asking) = request.origin.session()
         {
-            self.refuse_waiting_for_oneself(asking, id).await?;
+            self.refuse_circular_wait(asking, id).await?;
         }
-        if row.status == Status::Failed {
-            // It becomes active again, and counts again.
+        if row.status == SessionStatus::Failed {
+            // A failed session does not count as active; this message makes it active again.
             let project = self.project(&row.project_id).await?;
-            self.check_count(&project).await?;
+            self.check_session_limit(&project).await?;
         }
         let live = self.load(id).await?;
         if let Some(declaration) = &request.context {
-            live.callers.check(declaration, |name| live.plane.taken(name))?;
+            live.callers
+                .check_names(declaration, |name| live.plane.name_conflict(name))?;
         }
         Ok(live)
     }
 
-    /// A new session. Everything is checked before anything is made.
-    async fn begin(&self, request: &MessageRequest) -> Result<Arc<Live>> {
+    /// Starts a new session. Everything is checked before anything is created.
+    async fn start_session(&self, request: &MessageRequest) -> Result<Arc<LiveSession>> {
         let project = self.project_for(request).await?;
-        let parent = match request.asker.session() {
-            Some(session) => Some(Parent::find(self, session, &project).await?),
+        let parent = match request.origin.session() {
+            Some(session) => Some(ParentSession::find(self, session, &project).await?),
             None => None,
         };
         let agent = self.agent_for(request, &project, parent.as_ref())?;
@@ -192,7 +196,7 @@ impl Sessions {
             project_id: project.project_id.clone(),
             workspace_id: self.workspace_for(request, &project, parent.as_ref()).await?,
             agent: agent.clone(),
-            status: Status::Starting,
+            status: SessionStatus::Starting,
             reason: None,
             turn: 0,
             created_at: now,
@@ -202,26 +206,26 @@ impl Sessions {
             agent_session: None,
             isolation: None,
         };
-        let plan = Blueprint::draw(&self.deps, &row, &agent).await?;
+        let plan = AgentPlan::resolve(&self.deps, &row, &agent).await?;
         if let Some(declaration) = &request.context {
             let aliases = &plan.entry.definition.tools.aliases;
             for tool in &declaration.tools {
                 let full = full_name(&declaration.caller_id, &tool.name);
-                if aliases.contains_key(&full) || method::BASE.contains(&full.as_str()) {
+                if aliases.contains_key(&full) || method::BASE_TOOLS.contains(&full.as_str()) {
                     return Err(Error::conflict(format!(
                         "context.caller_tools: {full} is a tool of the agent already; lend it under another name"
                     )));
                 }
             }
         }
-        let _counted = self.counting.lock().await;
-        self.check_count(&project).await?;
+        let _counted = self.count_lock.lock().await;
+        self.check_session_limit(&project).await?;
         if request.workspace == WorkspaceChoice::New {
             row.workspace_id = self.deps.workspaces.create(&project.project_id).await?;
         }
         self.deps.store.session_insert(row.clone()).await?;
         let starting = EventBody::Status {
-            status: Status::Starting,
+            status: SessionStatus::Starting,
             reason: None,
         };
         self.deps
@@ -229,7 +233,7 @@ impl Sessions {
             .events()
             .append(&row.session_id, vec![starting])
             .await?;
-        self.enliven(row, Vec::new(), true)
+        self.spawn_task(row, Vec::new(), true)
     }
 
     pub(crate) async fn project(&self, id: &ProjectId) -> Result<ProjectRow> {
@@ -237,7 +241,7 @@ impl Sessions {
         row.ok_or_else(|| Error::not_found(format!("there is no project {id}")))
     }
 
-    /// The project that was named, or the only one there is to see.
+    /// The project the request names, or the only one the principal sees.
     async fn project_for(&self, request: &MessageRequest) -> Result<ProjectRow> {
         let principal: &Principal = &request.principal;
         if let Some(id) = &request.project_id {
@@ -250,10 +254,15 @@ impl Sessions {
             return row.ok_or_else(|| Error::not_found(format!("there is no project {id}")));
         }
         let filter = ProjectFilter {
-            only: principal.project.clone(),
+            project: principal.project.clone(),
             name_contains: None,
         };
-        let mut visible = self.deps.store.project_list(filter, Page::first(2)).await?.items;
+        let mut visible = self
+            .deps
+            .store
+            .project_list(filter, PageRequest::first(2))
+            .await?
+            .items;
         match (visible.pop(), visible.is_empty()) {
             (Some(only), true) => Ok(only),
             (Some(_), false) => Err(Error::invalid(
@@ -269,7 +278,7 @@ impl Sessions {
         &self,
         request: &MessageRequest,
         project: &ProjectRow,
-        parent: Option<&Parent>,
+        parent: Option<&ParentSession>,
     ) -> Result<Slug> {
         if let Some(parent) = parent {
             return parent.agent_for_child(self, request.agent.as_ref());
@@ -293,10 +302,10 @@ impl Sessions {
         &self,
         request: &MessageRequest,
         project: &ProjectRow,
-        parent: Option<&Parent>,
+        parent: Option<&ParentSession>,
     ) -> Result<oubliette_protocol::WorkspaceId> {
         match &request.workspace {
-            // A child works where its parent does.
+            // A child shares its parent's workspace.
             WorkspaceChoice::Default => Ok(match parent.filter(|p| p.row.project_id == project.project_id) {
                 Some(parent) => parent.row.workspace_id.clone(),
                 None => project.default_workspace.clone(),
@@ -307,13 +316,13 @@ impl Sessions {
                 row.map(|row| row.workspace_id)
                     .ok_or_else(|| Error::not_found(format!("there is no workspace {id} in this project")))
             }
-            // Made when everything else is known to be good; until then the default stands for it.
+            // Created after all checks have passed; until then the default is a placeholder.
             WorkspaceChoice::New => Ok(project.default_workspace.clone()),
         }
     }
 
-    /// Refuses one more active session than a project may have.
-    async fn check_count(&self, project: &ProjectRow) -> Result<()> {
+    /// Fails when a project has as many active sessions as it may have.
+    async fn check_session_limit(&self, project: &ProjectRow) -> Result<()> {
         let named = project
             .limits
             .get("max_sessions")
@@ -330,7 +339,7 @@ impl Sessions {
 
 fn title(message: &str) -> String {
     let line = message.trim().lines().next().unwrap_or_default();
-    let mut title: String = line.chars().take(TITLE).collect();
+    let mut title: String = line.chars().take(MAX_TITLE_CHARS).collect();
     if title.len() < line.len() {
         title.push('…');
     }

@@ -1,89 +1,89 @@
-//! What sessions are made of and what they need from the server.
+//! The dependencies of sessions, and the traits through which they reach the server.
 
 use std::{path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use oubliette_egress::{EgressProxy, ModelGateway};
-use oubliette_home::{Home, Library};
+use oubliette_home::{DefinitionLibrary, HomeDir};
 use oubliette_protocol::{ProjectId, Result, Scope, SessionId, WorkspaceId};
-use oubliette_sandbox::Sandbox;
+use oubliette_sandbox::SandboxDriver;
 use oubliette_store::Store;
 use oubliette_tools::{CallThreads, Environment, Trust};
 use tokio::net::UnixStream;
 
 use crate::SessionConfig;
 
-/// Everything sessions are made of.
+/// Everything a session manager is built from.
 #[derive(Clone)]
-pub struct Deps {
-    /// The durable truth.
+pub struct SessionDeps {
+    /// The database: rows, event logs, queued messages, memory, debugger.
     pub store: Store,
-    /// Where things lie.
-    pub home: Arc<Home>,
-    /// Agents and catalog.
-    pub library: Arc<Library>,
-    /// Where agents and tool servers run.
-    pub sandbox: Arc<dyn Sandbox>,
-    /// Where trusted tool servers run.
-    pub host: Arc<dyn Sandbox>,
-    /// Model providers.
+    /// The paths of workspaces, session directories and sockets.
+    pub home: Arc<HomeDir>,
+    /// The definitions of agents and catalog tools.
+    pub library: Arc<DefinitionLibrary>,
+    /// Runs agents and tool servers, isolated.
+    pub sandbox: Arc<dyn SandboxDriver>,
+    /// Runs trusted tool servers, directly on the host.
+    pub host: Arc<dyn SandboxDriver>,
+    /// Forwards model requests of sandboxes to the providers.
     pub gateway: Arc<ModelGateway>,
-    /// The way out of `network: "proxy"`.
+    /// The HTTP proxy of sandboxes with `network: "proxy"`.
     pub proxy: Arc<EgressProxy>,
-    /// What the configuration opens of the host.
+    /// Which parts of the host the configuration makes available to agents and tools.
     pub trust: Arc<Trust>,
-    /// The server's environment.
+    /// The server's environment variables, for `${NAME}` in definitions.
     pub env: Arc<dyn Environment>,
-    /// Where calls are made.
+    /// The threads tool calls run on.
     pub threads: Arc<CallThreads>,
-    /// Times and limits.
+    /// Timeouts and limits.
     pub config: SessionConfig,
-    /// Who serves relay connections.
+    /// Serves connections to relay sockets.
     pub door: Arc<dyn RelayDoor>,
-    /// Who makes keys for sessions.
+    /// Creates and revokes API keys of sessions.
     pub keys: Arc<dyn KeyMinter>,
-    /// Who makes workspaces.
+    /// Creates workspaces.
     pub workspaces: Arc<dyn WorkspaceMaker>,
-    /// Our own programs on the host.
-    pub programs: Programs,
+    /// Where our own programs are on the host.
+    pub programs: ProgramPaths,
 }
 
-/// Our own programs on the host, mounted into sandboxes.
+/// The host paths of our own programs, which are mounted into sandboxes.
 #[derive(Debug, Clone)]
-pub struct Programs {
+pub struct ProgramPaths {
     /// `oubliette-client`.
     pub client: PathBuf,
     /// `oubliette-agent`.
     pub agent: PathBuf,
 }
 
-/// Serves connections to relay sockets. The socket is the identity: `session` is whose it is, whatever
-/// the other end says.
+/// Serves connections to relay sockets. `session` is the session whose socket was connected to; nothing the
+/// peer sends can name another one.
 pub trait RelayDoor: Send + Sync {
-    /// Takes a connection over. It must not block.
+    /// Serves a connection to the relay socket. Must not block.
     fn accept(&self, session: SessionId, stream: UnixStream);
 
-    /// Takes over the connection of a client that lends its stdin and stdout. It must not block. Hanging up is a
-    /// refusal: the client then does without.
-    fn borrow(&self, _session: SessionId, _stream: UnixStream) {}
+    /// Serves a connection over which a client hands off its stdin and stdout. Must not block. Closing the
+    /// connection refuses: the client then makes its calls over the relay socket.
+    fn accept_handoff(&self, _session: SessionId, _stream: UnixStream) {}
 
-    /// Hangs up on every connection of a session: its agent is being replaced or has ended.
-    fn close(&self, _session: &SessionId) {}
+    /// Closes every connection of a session, because its agent is being replaced or has ended.
+    fn disconnect(&self, _session: &SessionId) {}
 }
 
-/// Makes keys that live as long as a session (`api_key: {scope}` of a project).
+/// Creates API keys that are valid as long as a session (`api_key: {scope}` of a project).
 #[async_trait]
 pub trait KeyMinter: Send + Sync {
-    /// A key for this session alone, bound to its project. Earlier keys of the session are revoked.
+    /// Creates a key for one session, bound to its project. Earlier keys of the session are revoked.
     async fn mint(&self, session: &SessionId, project: &ProjectId, scope: Scope) -> Result<String>;
 
     /// Revokes every key of a session.
     async fn revoke(&self, session: &SessionId) -> Result<()>;
 }
 
-/// Makes the workspace of a session that wants one of its own.
+/// Creates workspaces for sessions started with a new one.
 #[async_trait]
 pub trait WorkspaceMaker: Send + Sync {
-    /// An empty workspace of a project: its row and its directory.
+    /// Creates an empty workspace in a project: its row and its directory.
     async fn create(&self, project: &ProjectId) -> Result<WorkspaceId>;
 }

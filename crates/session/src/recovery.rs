@@ -1,20 +1,20 @@
-//! After a start: what the server was doing when it stopped or was killed is brought to a true end.
+//! Recovery after a start: ends in the log what was running when the server stopped or was killed.
 
 use std::{collections::BTreeSet, time::SystemTime};
 
 use oubliette_protocol::{
     ErrorCode, RequestId, Result, SessionId,
-    event::{EventBody, Outcome, Status},
+    event::{CallerToolOutcome, EventBody, SessionStatus},
 };
 use oubliette_store::{SessionPatch, SessionRow};
 
 use crate::{Sessions, events::MAX_EVENTS};
 
 impl Sessions {
-    /// Brings every session that was cut short to a state that says so: a turn that was running is an
-    /// error, open caller requests are over, and the session waits for its next message. Messages that were
-    /// accepted and not begun are run now, in order: whoever sent them was told they would be. Sockets and
-    /// directories that nobody owns are removed. Called once, before the first request.
+    /// Recovers every interrupted session. A turn that was running is logged as an error, open caller requests
+    /// as disconnected, and the session becomes idle. Messages that were accepted but not begun are run now,
+    /// in order, because their senders were told that they would be. Sockets and directories of sessions that
+    /// no longer exist are removed. Call it once, before the first request.
     pub async fn recover(&self) -> Result<()> {
         let since = SystemTime::now();
         self.remove_leftovers().await;
@@ -22,16 +22,16 @@ impl Sessions {
         for row in self.deps.store.sessions_interrupted().await? {
             let id = row.session_id.clone();
             workspaces.insert(self.deps.home.workspace_dir(&row.project_id, &row.workspace_id));
-            // Keys of a dead process serve nobody.
+            // The agent that held the session's keys is dead.
             self.deps.store.tokens_revoke_of_session(&id).await?;
             if let Err(error) = self.recover_one(row).await {
-                tracing::error!(session = %id, error = %error.for_log(), "a session was not recovered");
+                tracing::error!(session = %id, error = %error.for_log(), "recovering a session failed");
             }
         }
-        // Nobody waits for this: a workspace may hold a million files.
+        // In the background, because a workspace may have a million files.
         tokio::task::spawn_blocking(move || {
             for workspace in workspaces {
-                oubliette_tools::builtin::sweep(&workspace, since);
+                oubliette_tools::builtin::remove_unfinished_writes(&workspace, since);
             }
         });
         for id in self.deps.store.queue_sessions().await? {
@@ -41,7 +41,7 @@ impl Sessions {
                     self.deps.store.queue_drop(&id, None).await?;
                 }
                 Err(error) => {
-                    tracing::error!(session = %id, error = %error.for_log(), "what waits in a session waits on");
+                    tracing::error!(session = %id, error = %error.for_log(), "loading a session with queued messages failed; they stay queued");
                 }
             }
         }
@@ -50,19 +50,21 @@ impl Sessions {
 
     async fn recover_one(&self, row: SessionRow) -> Result<()> {
         let mut events: Vec<EventBody> = Vec::new();
-        let waiting = self.deps.store.queue_of(&row.session_id).await?;
+        let waiting = self.deps.store.queue_list(&row.session_id).await?;
         let begun = waiting.first().is_none_or(|next| next.turn > row.turn.max(1));
         for request_id in self.open_in_log(&row).await? {
             events.push(EventBody::CallerToolDone {
                 request_id,
-                outcome: Outcome::Disconnected,
+                outcome: CallerToolOutcome::Disconnected,
             });
         }
         let mut patch = SessionPatch::default();
         let reason = match row.status {
-            // The turn was not begun: its message waits, and is about to be run.
-            Status::Starting | Status::Running if !begun => Some("the server restarted".to_owned()),
-            Status::Starting | Status::Running => {
+            // The turn was not begun: its message is still queued and will run.
+            SessionStatus::Starting | SessionStatus::Running if !begun => {
+                Some("the server restarted".to_owned())
+            }
+            SessionStatus::Starting | SessionStatus::Running => {
                 let turn = row.turn.max(1);
                 patch.turn = Some(turn);
                 let what = format!("the server restarted during turn {turn}");
@@ -72,7 +74,7 @@ impl Sessions {
                 });
                 Some(format!("{what}; send a message to go on"))
             }
-            Status::Switching => {
+            SessionStatus::Switching => {
                 let what = format!(
                     "the server restarted during a switch of agents; the agent is {}",
                     row.agent
@@ -83,13 +85,13 @@ impl Sessions {
                 });
                 Some(format!("{what}; send a message to go on"))
             }
-            Status::Idle | Status::Ended | Status::Failed => None,
+            SessionStatus::Idle | SessionStatus::Ended | SessionStatus::Failed => None,
         };
         if let Some(reason) = reason {
-            patch.status = Some(Status::Idle);
+            patch.status = Some(SessionStatus::Idle);
             patch.reason = Some(Some(reason.clone()));
             events.push(EventBody::Status {
-                status: Status::Idle,
+                status: SessionStatus::Idle,
                 reason: Some(reason),
             });
         }
@@ -97,19 +99,19 @@ impl Sessions {
             self.deps
                 .store
                 .events()
-                .append_with(&row.session_id, events, patch)
+                .append_with_patch(&row.session_id, events, patch)
                 .await?;
         }
         Ok(())
     }
 
-    /// Caller requests in the log without an end. An idle session's are near the end of it: only calls
-    /// from outside can have been open, and nothing else was being written.
+    /// Caller requests in the log without a matching end. Of an idle session only the last events are read:
+    /// without a turn only calls from outside can have been open, and little else was written meanwhile.
     async fn open_in_log(&self, row: &SessionRow) -> Result<BTreeSet<RequestId>> {
         let id = &row.session_id;
         let mut open = BTreeSet::new();
         let mut since = match row.status {
-            Status::Idle => self
+            SessionStatus::Idle => self
                 .deps
                 .store
                 .events()
@@ -117,7 +119,11 @@ impl Sessions {
                 .await?
                 .saturating_sub(MAX_EVENTS as i64)
                 .max(-1),
-            Status::Starting | Status::Running | Status::Switching | Status::Ended | Status::Failed => -1,
+            SessionStatus::Starting
+            | SessionStatus::Running
+            | SessionStatus::Switching
+            | SessionStatus::Ended
+            | SessionStatus::Failed => -1,
         };
         loop {
             let page = self.deps.store.events().read(id, since, MAX_EVENTS).await?;
@@ -137,8 +143,8 @@ impl Sessions {
         }
     }
 
-    /// No session is in memory yet, so every session socket is a leftover; so is the directory of a
-    /// session that has ended or is unknown.
+    /// Removes all session socket directories, because no session is in memory yet, and the directories of
+    /// sessions that have ended or are unknown.
     async fn remove_leftovers(&self) {
         let sockets = self.deps.home.sockets_dir().to_path_buf();
         for (id, path) in session_entries(&sockets) {
@@ -147,9 +153,11 @@ impl Sessions {
         }
         for (id, path) in session_entries(&self.deps.home.sessions_dir()) {
             match self.deps.store.session_get(&id).await {
-                Ok(Some(row)) if row.status != Status::Ended => {}
+                Ok(Some(row)) if row.status != SessionStatus::Ended => {}
                 Ok(_) => remove(&path),
-                Err(error) => tracing::warn!(session = %id, %error, "a session directory was left alone"),
+                Err(error) => {
+                    tracing::warn!(session = %id, %error, "looking up a session failed; its directory is kept")
+                }
             }
         }
     }
@@ -165,6 +173,6 @@ fn session_entries(dir: &std::path::Path) -> Vec<(SessionId, std::path::PathBuf)
 
 fn remove(path: &std::path::Path) {
     if let Err(error) = std::fs::remove_dir_all(path) {
-        tracing::warn!(%error, path = %path.display(), "a leftover was not removed");
+        tracing::warn!(%error, path = %path.display(), "removing a leftover directory failed");
     }
 }

@@ -1,8 +1,9 @@
-//! The relay socket of one session, and the one streams are lent over, bound as long as the session is in memory.
+//! The relay socket of one session and the socket over which a client hands off its stdin and stdout. Both are
+//! bound as long as the session is in memory.
 //!
-//! The socket is the identity: whoever can connect is the session, so who can connect is what matters.
-//! In a mount namespace only this session's sandbox sees it. Without one (Landlock alone cannot hide a
-//! Unix socket), the peer must be a process of this session's sandbox.
+//! A connection is identified by the socket it came over: whoever can connect acts as the session. With a
+//! mount namespace only this session's sandbox sees the socket. Without one (Landlock cannot hide a Unix
+//! socket), the peer must be a process of this session's sandbox.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -13,48 +14,51 @@ use std::{
     },
 };
 
-use oubliette_home::Home;
-use oubliette_protocol::{Error, Result, SessionId, relay::STDIO_SOCKET_NAME};
-use oubliette_sandbox::Level;
+use oubliette_home::HomeDir;
+use oubliette_protocol::{Error, Result, SessionId, relay::HANDOFF_SOCKET_NAME};
+use oubliette_sandbox::IsolationLevel;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::ports::RelayDoor;
 
-/// The socket's name in the session's socket directory.
-const NAME: &str = "relay.sock";
+/// The file name of the relay socket in the session's socket directory.
+const RELAY_SOCKET_NAME: &str = "relay.sock";
 
-/// A bound relay socket. Dropping it stops listening; [`RelaySocket::remove`] takes the files away.
+/// The bound sockets of one session. Dropping it stops listening; [`RelaySocket::remove`] also removes the files.
 pub(crate) struct RelaySocket {
     dir: PathBuf,
-    /// The agent's process on the host; 0 while there is none.
-    agent: Arc<AtomicU32>,
+    /// The agent's process id on the host; 0 while there is none.
+    agent_pid: Arc<AtomicU32>,
     _listening: DropGuard,
 }
 
 /// The host path of a session's relay socket.
-pub(crate) fn path(home: &Home, session: &SessionId) -> PathBuf {
-    home.socket_dir(session).join(NAME)
+pub(crate) fn path(home: &HomeDir, session: &SessionId) -> PathBuf {
+    home.socket_dir(session).join(RELAY_SOCKET_NAME)
 }
 
 impl RelaySocket {
     pub(crate) fn bind(
-        home: &Home,
+        home: &HomeDir,
         session: &SessionId,
         door: Arc<dyn RelayDoor>,
-        level: Level,
+        level: IsolationLevel,
     ) -> Result<Self> {
         let dir = home.create_socket_dir(session)?;
         let stop = CancellationToken::new();
         let agent = Arc::new(AtomicU32::new(0));
-        for (name, what) in [(NAME, What::Relay), (STDIO_SOCKET_NAME, What::Stdio)] {
-            let listening = Listening {
+        for (name, what) in [
+            (RELAY_SOCKET_NAME, SocketKind::Relay),
+            (HANDOFF_SOCKET_NAME, SocketKind::Handoff),
+        ] {
+            let listening = SocketListener {
                 listener: bind(&dir.join(name))?,
-                what,
+                kind: what,
                 session: session.clone(),
                 door: door.clone(),
                 level,
-                agent: agent.clone(),
+                agent_pid: agent.clone(),
             };
             let stop = stop.clone();
             tokio::spawn(async move {
@@ -66,30 +70,31 @@ impl RelaySocket {
         }
         Ok(Self {
             dir,
-            agent,
+            agent_pid: agent,
             _listening: stop.drop_guard(),
         })
     }
 
-    /// Where the session's sockets are.
+    /// The session's socket directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where the process is noted whose tree may connect, for when walls alone do not see to that.
-    pub(crate) fn admission(&self) -> Arc<AtomicU32> {
-        self.agent.clone()
+    /// The cell for the agent's process id. Without a mount namespace only this process and its descendants
+    /// may connect.
+    pub(crate) fn agent_pid(&self) -> Arc<AtomicU32> {
+        self.agent_pid.clone()
     }
 
-    /// Stops listening and takes the directory away.
+    /// Stops listening and removes the socket directory.
     pub(crate) fn remove(self) {
         if let Err(error) = std::fs::remove_dir_all(&self.dir) {
-            tracing::debug!(%error, dir = %self.dir.display(), "a socket directory was not removed");
+            tracing::debug!(%error, dir = %self.dir.display(), "removing a socket directory failed");
         }
     }
 }
 
-/// Binds a socket that its owner alone may connect to, in place of a leftover.
+/// Binds a socket that only its owner may connect to (mode 0600), replacing a leftover file.
 pub(crate) fn bind(path: &Path) -> Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::internal(error)),
@@ -100,30 +105,30 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// What a socket is for.
+/// The protocol spoken on a socket.
 #[derive(Debug, Clone, Copy)]
-enum What {
+enum SocketKind {
     Relay,
-    Stdio,
+    Handoff,
 }
 
-struct Listening {
+struct SocketListener {
     listener: UnixListener,
-    what: What,
+    kind: SocketKind,
     session: SessionId,
     door: Arc<dyn RelayDoor>,
-    level: Level,
-    agent: Arc<AtomicU32>,
+    level: IsolationLevel,
+    agent_pid: Arc<AtomicU32>,
 }
 
-impl Listening {
+impl SocketListener {
     async fn serve(self) {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => self.accept(stream),
                 Err(error) => {
-                    // Out of descriptors: wait for some to come back instead of spinning.
-                    tracing::warn!(session = %self.session, %error, "a relay connection could not be accepted");
+                    // Usually out of file descriptors: wait until some are closed instead of spinning.
+                    tracing::warn!(session = %self.session, %error, "accepting a relay connection failed");
                     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
                 }
             }
@@ -136,23 +141,23 @@ impl Listening {
             .ok()
             .and_then(|cred| cred.pid())
             .and_then(|pid| u32::try_from(pid).ok());
-        let ours = || peer.is_some_and(|pid| descends_from(pid, self.agent.load(Ordering::Relaxed)));
-        if self.level == Level::Landlock && !ours() {
+        let ours = || peer.is_some_and(|pid| descends_from(pid, self.agent_pid.load(Ordering::Relaxed)));
+        if self.level == IsolationLevel::Landlock && !ours() {
             let session = &self.session;
-            tracing::warn!(%session, ?peer, "a process outside the session's sandbox tried its relay socket");
+            tracing::warn!(%session, ?peer, "relay connection refused: the peer is not a process of the session's sandbox");
             return;
         }
-        match self.what {
-            What::Relay => self.door.accept(self.session.clone(), stream),
-            What::Stdio => self.door.borrow(self.session.clone(), stream),
+        match self.kind {
+            SocketKind::Relay => self.door.accept(self.session.clone(), stream),
+            SocketKind::Handoff => self.door.accept_handoff(self.session.clone(), stream),
         }
     }
 }
 
-/// Whether a process is `ancestor` or below it.
+/// Whether a process is `ancestor` or one of its descendants.
 fn descends_from(pid: u32, ancestor: u32) -> bool {
     let mut at = pid;
-    // Deeper than any real tree; a loop cannot happen, but /proc is read while it changes.
+    // More levels than any real process tree has; bounded because /proc changes while it is read.
     for _ in 0..1_000 {
         if at == ancestor && ancestor != 0 {
             return true;
@@ -167,7 +172,7 @@ fn descends_from(pid: u32, ancestor: u32) -> bool {
 
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything: what follows the last bracket is safe to split.
+    // The second field, the name in parentheses, may contain spaces and parentheses: split after the last one.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(1)?.parse().ok()
 }
@@ -177,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_descends_from_its_parents_and_not_from_strangers() {
+    fn a_process_descends_from_its_ancestors_only() {
         let me = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert!(descends_from(child.id(), me));

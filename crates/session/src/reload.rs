@@ -1,16 +1,16 @@
-//! Edits of agents and of the catalog, carried into what runs.
+//! Applies edits of agents and of the catalog to running sessions.
 //!
-//! The tools an agent may call, and the servers behind them, follow at once; its prompt, model, runtime and
-//! environment are those of its process, and change when that is next started.
+//! The tools an agent may call, and the servers behind them, change at once. Its prompt, model, runtime and
+//! environment belong to its process and change when that is next started.
 
 use std::sync::Weak;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{Sessions, live::Command};
+use crate::{Sessions, live::TaskCommand};
 
-/// Follows the library until the server stops.
-pub(crate) async fn follow(sessions: Weak<Sessions>, stop: CancellationToken) {
+/// Sends [`TaskCommand::ApplyEdits`] to every session with tools when the library changes, until the server stops.
+pub(crate) async fn follow_library(sessions: Weak<Sessions>, stop: CancellationToken) {
     let Some(library) = sessions.upgrade().map(|sessions| sessions.deps.library.clone()) else {
         return;
     };
@@ -23,12 +23,12 @@ pub(crate) async fn follow(sessions: Weak<Sessions>, stop: CancellationToken) {
         let Some(sessions) = sessions.upgrade() else {
             return;
         };
-        // A session that is just being built looks by itself when it is.
+        // A session whose tools are being built checks the library itself afterwards.
         for live in sessions.all_in_memory() {
             if live.plane.context().is_some() {
-                // Side by side: a session that is busy must not hold up the others.
+                // Concurrently, because a session with a full command queue must not delay the others.
                 tokio::spawn(async move {
-                    let _ = live.commands.send(Command::Refresh).await;
+                    let _ = live.commands.send(TaskCommand::ApplyEdits).await;
                 });
             }
         }

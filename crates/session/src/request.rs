@@ -1,229 +1,229 @@
-//! What is asked of sessions, and what they answer.
+//! Requests to sessions and their replies, one pair for each action of the server.
 
 use std::{path::PathBuf, sync::Arc};
 
 use oubliette_protocol::{
     Principal, ProjectId, SessionId, Slug, WorkspaceId,
-    caller::Declaration,
-    event::{Event, Status},
+    caller::CallerDeclaration,
+    event::{SessionEvent, SessionStatus},
 };
 use serde::Serialize;
 
 /// Where a request comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asker {
-    /// One of the server's doors.
+pub enum RequestOrigin {
+    /// A client of one of the server's doors.
     Outside,
-    /// A session's agent, by a base tool.
-    Base(SessionId),
-    /// A session's agent, by one of Oubliette's own tools under its key.
-    Key(SessionId),
+    /// The agent of this session, through a base tool.
+    BaseTool(SessionId),
+    /// The agent of this session, through one of Oubliette's own tools, called with the session's API key.
+    OwnTool(SessionId),
 }
 
-impl Asker {
-    /// The session it comes from the inside of.
+impl RequestOrigin {
+    /// The session whose agent made the request; `None` when it came from outside.
     pub fn session(&self) -> Option<&SessionId> {
         match self {
-            Asker::Outside => None,
-            Asker::Base(session) | Asker::Key(session) => Some(session),
+            RequestOrigin::Outside => None,
+            RequestOrigin::BaseTool(session) | RequestOrigin::OwnTool(session) => Some(session),
         }
     }
 }
 
-/// `session_message`.
+/// Arguments of `session_message`.
 #[derive(Debug, Clone)]
 pub struct MessageRequest {
-    /// Who asks.
+    /// The principal that sends the message.
     pub principal: Principal,
-    /// From where.
-    pub asker: Asker,
-    /// The text.
+    /// Whether it comes from outside or from another session's agent.
+    pub origin: RequestOrigin,
+    /// The text, not empty, at most 4 MiB.
     pub message: String,
-    /// In which project; without it the session's, or the only visible one.
+    /// The project; without it the session's project or, for a new session, the only one the principal sees.
     pub project_id: Option<ProjectId>,
-    /// To which session; without it a new one is started.
+    /// The session; without it a new one is started.
     pub session_id: Option<SessionId>,
-    /// Which agent a new session runs; without it the project's.
+    /// The agent of a new session; without it the parent's, or the project's.
     pub agent: Option<Slug>,
-    /// Which workspace a new session works on; without it the project's default.
+    /// The workspace of a new session.
     pub workspace: WorkspaceChoice,
-    /// What the caller lends.
-    pub context: Option<Declaration>,
-    /// The stateful MCP session it came over, if it did.
+    /// The tools the caller lends to the session.
+    pub context: Option<CallerDeclaration>,
+    /// The id of the stateful MCP session the request came over, if it came over one.
     pub mcp_session: Option<String>,
-    /// When to answer.
-    pub wait: Wait,
+    /// When the reply is sent.
+    pub wait: WaitMode,
 }
 
 /// Which workspace a new session works on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum WorkspaceChoice {
-    /// The project's default.
+    /// The parent session's when it is of the same project, else the project's default.
     #[default]
     Default,
     /// This one.
     Existing(WorkspaceId),
-    /// A new one, made for the session.
+    /// A new one, created for the session.
     New,
 }
 
-/// When `session_message` answers.
+/// When `session_message` replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Wait {
-    /// At once.
+pub enum WaitMode {
+    /// As soon as the message is queued.
     #[default]
     No,
     /// When the turn has ended.
     ForTurn,
 }
 
-/// What `session_message` answers.
+/// Reply of `session_message`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MessageReply {
-    /// Which session.
+    /// The session.
     pub session_id: SessionId,
-    /// The turn this message is, from 1.
+    /// The number of this message's turn, from 1.
     pub turn: u64,
-    /// What the session is doing.
-    pub status: Status,
-    /// All of the turn's message text, when it was waited for.
+    /// The session's status when the reply was made.
+    pub status: SessionStatus,
+    /// All message text of the turn; absent unless the turn was waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
 
-/// What `session_cancel` answers.
+/// Reply of `session_cancel`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Cancelled {
-    /// Which session.
+pub struct CancelReply {
+    /// The session.
     pub session_id: SessionId,
     /// The turn that was running, or the last one.
     pub turn: u64,
-    /// Whether there was one to cancel.
+    /// Whether a turn was running.
     pub cancelled: bool,
 }
 
-/// What `session_switch_agent` answers.
+/// Reply of `session_switch_agent`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Switched {
-    /// Which session.
+pub struct SwitchReply {
+    /// The session.
     pub session_id: SessionId,
-    /// The agent it has now.
+    /// The agent the session has now.
     pub agent: Slug,
-    /// Whether everything in flight ended by itself.
+    /// Whether the running turn and all calls ended by themselves; false when some had to be cancelled.
     pub drained: bool,
-    /// How long it took.
+    /// Duration of the switch, in milliseconds.
     pub took_ms: u64,
 }
 
-/// A session as it is shown.
+/// A session as clients see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SessionView {
     /// Its id.
     pub session_id: SessionId,
     /// Its project.
     pub project_id: ProjectId,
-    /// What it works on.
+    /// Its workspace.
     pub workspace_id: WorkspaceId,
-    /// Who works.
+    /// The slug of its agent.
     pub agent: Slug,
-    /// What it is doing.
-    pub status: Status,
-    /// Why, when that needs saying.
+    /// Its status.
+    pub status: SessionStatus,
+    /// Why it has this status, for example the error of a failed session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The session that started it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_id: Option<SessionId>,
-    /// The session at the top of the tree.
+    /// The root of its tree of sessions; its own id when it has no parent.
     pub root_id: SessionId,
-    /// How far below the top it is.
+    /// Its depth below the root; 0 for the root.
     pub depth: u32,
-    /// The last turn, from 1; 0 before the first.
+    /// The number of its last turn, from 1; 0 before the first.
     pub turn: u64,
-    /// The beginning of its first message.
+    /// The first line of its first message, at most 80 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// How strong its walls are.
+    /// The isolation level of its sandbox; absent until its agent has run once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<String>,
     /// When it was started.
     pub created_at: jiff::Timestamp,
     /// When it last changed.
     pub updated_at: jiff::Timestamp,
-    /// Its relay socket on the host, for admins.
+    /// The path of its relay socket on the host; only for admins, and only until it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relay_socket: Option<PathBuf>,
 }
 
-/// `session_list`.
+/// Arguments of `session_list`.
 #[derive(Debug, Clone, Default)]
-pub struct ListQuery {
-    /// Of one project.
+pub struct SessionListQuery {
+    /// Only sessions of this project.
     pub project_id: Option<ProjectId>,
-    /// In one status.
-    pub status: Option<Status>,
-    /// At most so many.
+    /// Only sessions with this status.
+    pub status: Option<SessionStatus>,
+    /// The most sessions in one page; without it the store's default.
     pub limit: Option<u32>,
-    /// After these.
+    /// Where the page begins: `next_cursor` of the previous page.
     pub cursor: Option<String>,
 }
 
-/// What `session_list` answers.
+/// Reply of `session_list`.
 #[derive(Debug, Clone, Serialize)]
 pub struct SessionPage {
     /// The sessions, newest first.
     pub sessions: Vec<SessionView>,
-    /// Where the next page begins.
+    /// The cursor of the next page; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
 
-/// `session_events`.
+/// Arguments of `session_events`.
 #[derive(Debug, Clone)]
 pub struct EventsQuery {
-    /// Of which session.
+    /// The session whose log is read.
     pub session_id: SessionId,
-    /// After this index.
+    /// Only events after this index; -1 is from the beginning.
     pub since_index: i64,
-    /// At most so many.
+    /// The most events in the reply, 1 to [`MAX_EVENTS`](crate::events::MAX_EVENTS).
     pub max_events: usize,
-    /// How long to wait for the first.
+    /// How long to wait for the first event, at most [`MAX_WAIT`](crate::events::MAX_WAIT).
     pub wait: std::time::Duration,
-    /// Whether the sessions it started are shown too.
-    pub children: Children,
+    /// Whether the events of its descendants are included.
+    pub children: IncludeChildren,
 }
 
-/// Whether the sessions a session started are shown with it.
+/// Whether `session_events` includes the sessions started by a session, directly or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Children {
-    /// No.
+pub enum IncludeChildren {
+    /// Only the session itself.
     #[default]
-    Hidden,
-    /// Yes, all of the tree.
-    Included,
+    No,
+    /// All its descendants too.
+    Yes,
 }
 
-/// What `session_events` answers.
+/// Reply of `session_events`.
 #[derive(Debug, Clone, Serialize)]
 pub struct EventsReply {
-    /// The events.
-    pub events: Vec<Arc<Event>>,
-    /// The index of the last one, else what was asked from.
+    /// The events, oldest first.
+    pub events: Vec<Arc<SessionEvent>>,
+    /// The index of the last event, or `since_index` when there is none.
     pub last_index: i64,
-    /// What the session is doing.
-    pub status: Status,
-    /// The same of every session below it.
+    /// The session's status when the reply was made.
+    pub status: SessionStatus,
+    /// The events of each descendant, when they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub children: Option<Vec<ChildEvents>>,
 }
 
-/// The events of a session below another.
+/// The events of one descendant of a session.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChildEvents {
-    /// Which.
+    /// The descendant.
     pub session_id: SessionId,
-    /// Its events.
-    pub events: Vec<Arc<Event>>,
-    /// The index of the last one, else -1.
+    /// Its events, from the beginning of its log.
+    pub events: Vec<Arc<SessionEvent>>,
+    /// The index of the last event, or -1 when there is none.
     pub last_index: i64,
 }

@@ -1,4 +1,4 @@
-//! Sessions that sessions start.
+//! Sessions started by the agents of other sessions.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -6,38 +6,48 @@ mod common;
 
 use std::time::Duration;
 
-use common::World;
+use common::SessionFixture;
 use oubliette_protocol::{
     ErrorCode, Principal, Result, SessionId,
-    event::{EventBody, Status},
+    event::{EventBody, SessionStatus},
 };
-use oubliette_session::{Asker, Children, EventsQuery, MessageReply, MessageRequest};
+use oubliette_session::{EventsQuery, IncludeChildren, MessageReply, MessageRequest, RequestOrigin};
 use serde_json::json;
 
-async fn child(world: &World, parent: &SessionId, agent: Option<&str>, text: &str) -> Result<MessageReply> {
+async fn child(
+    fixture: &SessionFixture,
+    parent: &SessionId,
+    agent: Option<&str>,
+    text: &str,
+) -> Result<MessageReply> {
     let request = MessageRequest {
-        asker: Asker::Base(parent.clone()),
+        origin: RequestOrigin::BaseTool(parent.clone()),
         agent: agent.map(|agent| agent.parse().unwrap()),
-        ..world.request("ok", text)
+        ..fixture.request("ok", text)
     };
-    world.sessions.message(request).await
+    fixture.sessions.message(request).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_child_runs_the_same_agent_or_one_that_is_named_and_ends_with_its_parent() {
-    let world = World::new().await;
-    world.agent("boss", "boss", json!({"children": ["other"]})).await;
-    let parent = world.start("boss", "say hi").await.unwrap().session_id;
-    let same = child(&world, &parent, None, "name").await.unwrap();
+async fn a_child_runs_its_parents_agent_or_a_listed_one_and_ends_with_its_parent() {
+    let fixture = SessionFixture::new().await;
+    fixture
+        .agent("boss", "boss", json!({"children": ["other"]}))
+        .await;
+    let parent = fixture.start("boss", "say hi").await.unwrap().session_id;
+    let same = child(&fixture, &parent, None, "name").await.unwrap();
     assert_eq!(same.text.as_deref(), Some("boss"));
-    let named = child(&world, &parent, Some("other"), "name").await.unwrap();
+    let named = child(&fixture, &parent, Some("other"), "name").await.unwrap();
     assert_eq!(named.text.as_deref(), Some("other"));
     assert_eq!(
-        child(&world, &parent, Some("ok"), "name").await.unwrap_err().code,
+        child(&fixture, &parent, Some("ok"), "name")
+            .await
+            .unwrap_err()
+            .code,
         ErrorCode::NotAllowed
     );
 
-    let view = world
+    let view = fixture
         .sessions
         .get(&Principal::owner(), &named.session_id)
         .await
@@ -51,9 +61,9 @@ async fn a_child_runs_the_same_agent_or_one_that_is_named_and_ends_with_its_pare
         since_index: -1,
         max_events: 100,
         wait: Duration::ZERO,
-        children: Children::Included,
+        children: IncludeChildren::Yes,
     };
-    let children = world
+    let children = fixture
         .sessions
         .events(&Principal::owner(), query)
         .await
@@ -68,10 +78,10 @@ async fn a_child_runs_the_same_agent_or_one_that_is_named_and_ends_with_its_pare
             .all(|c| !c.events.is_empty() && c.last_index == c.events.last().unwrap().index)
     );
 
-    // However much they say, one answer holds only so much, and all of them are in it.
+    // The number of events in one reply is bounded, and every child is in it.
     let delta = |n: usize| EventBody::Delta { text: n.to_string() };
     for id in &ids {
-        let log = world.store.events();
+        let log = fixture.store.events();
         log.append(id, (0..900).map(delta).collect()).await.unwrap();
     }
     let query = EventsQuery {
@@ -79,61 +89,71 @@ async fn a_child_runs_the_same_agent_or_one_that_is_named_and_ends_with_its_pare
         since_index: -1,
         max_events: 1000,
         wait: Duration::ZERO,
-        children: Children::Included,
+        children: IncludeChildren::Yes,
     };
-    let reply = world.sessions.events(&Principal::owner(), query).await.unwrap();
+    let reply = fixture.sessions.events(&Principal::owner(), query).await.unwrap();
     let counts: Vec<usize> = reply.children.unwrap().iter().map(|c| c.events.len()).collect();
     assert!(
         counts.len() == 2 && counts.iter().sum::<usize>() == 1000,
         "{counts:?}"
     );
 
-    world.sessions.end(&Principal::owner(), &parent).await.unwrap();
+    fixture.sessions.end(&Principal::owner(), &parent).await.unwrap();
     for id in ids {
         assert_eq!(
-            world.sessions.get(&Principal::owner(), &id).await.unwrap().status,
-            Status::Ended
+            fixture
+                .sessions
+                .get(&Principal::owner(), &id)
+                .await
+                .unwrap()
+                .status,
+            SessionStatus::Ended
         );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn depth_is_limited_and_nobody_waits_for_themselves() {
-    let world = World::with(|config| config.max_depth = 2).await;
-    let mut at = world.start("ok", "say hi").await.unwrap().session_id;
+async fn depth_is_limited_and_a_session_cannot_wait_for_its_ancestor() {
+    let fixture = SessionFixture::with(|config| config.max_depth = 2).await;
+    let mut at = fixture.start("ok", "say hi").await.unwrap().session_id;
     let root = at.clone();
     for depth in 1..=2 {
-        at = child(&world, &at, None, "say hi").await.unwrap().session_id;
+        at = child(&fixture, &at, None, "say hi").await.unwrap().session_id;
         assert_eq!(
-            world.sessions.get(&Principal::owner(), &at).await.unwrap().depth,
+            fixture
+                .sessions
+                .get(&Principal::owner(), &at)
+                .await
+                .unwrap()
+                .depth,
             depth
         );
     }
     assert_eq!(
-        child(&world, &at, None, "say hi").await.unwrap_err().code,
+        child(&fixture, &at, None, "say hi").await.unwrap_err().code,
         ErrorCode::LimitExceeded
     );
     let up = MessageRequest {
-        asker: Asker::Base(at.clone()),
+        origin: RequestOrigin::BaseTool(at.clone()),
         session_id: Some(root),
         agent: None,
-        ..world.request("ok", "say hi")
+        ..fixture.request("ok", "say hi")
     };
     assert_eq!(
-        world.sessions.message(up).await.unwrap_err().code,
+        fixture.sessions.message(up).await.unwrap_err().code,
         ErrorCode::InvalidArgument
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_of_another_project_sees_nothing() {
-    let world = World::new().await;
-    let session = world.start("ok", "say hi").await.unwrap().session_id;
+async fn a_token_of_another_project_sees_no_session() {
+    let fixture = SessionFixture::new().await;
+    let session = fixture.start("ok", "say hi").await.unwrap().session_id;
     let bound = Principal {
         project: Some(oubliette_protocol::ProjectId::generate()),
         ..common::write_token()
     };
-    let sessions = &world.sessions;
+    let sessions = &fixture.sessions;
     assert_eq!(
         sessions.get(&bound, &session).await.unwrap_err().code,
         ErrorCode::NotFound
@@ -162,7 +182,7 @@ async fn a_token_of_another_project_sees_nothing() {
         principal: bound,
         session_id: Some(session),
         agent: None,
-        ..world.request("ok", "hi")
+        ..fixture.request("ok", "hi")
     };
     assert_eq!(
         sessions.message(request).await.unwrap_err().code,

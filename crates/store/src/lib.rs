@@ -1,20 +1,20 @@
-//! The durable truth: tokens, projects, workspaces, sessions, the event log, the debugger, memory, audit.
+//! The database: tokens, projects, workspaces, sessions, the event log, the debugger, memory, audit.
 //!
-//! The only crate that opens the database. It keeps what it is given and decides nothing about who may
-//! see or change it; the checks it makes are those that must hold in the same transaction.
+//! The only crate that opens it. It stores what it is given and does not decide who may see or change it;
+//! the only checks made here are those that must hold in the same transaction as the write.
 //!
 //! In the order data flows:
 //!
-//! - [`open`]: creating, migrating and locking the database; why it cannot be opened, with the remedy.
-//! - [`store`]: [`Store`], which everything hangs on.
-//! - `writer`: one task owns the one connection that writes. It takes all that waits, commits it as one
-//!   group and only then answers, so that a commit is shared by everybody who asked meanwhile.
-//! - [`log`]: the event log and the debugger: appended by the writer, replayed from the database, then
-//!   followed live from a small ring.
-//! - [`tables`]: the rest, a file a noun. Reads go through a small pool and never wait for the writer.
-//! - `known`: what every request asks for, remembered until a commit touches it.
-//! - [`page`]: lists in pages, by opaque cursors.
-//! - `fault`: what a database error means to whoever asked.
+//! - [`open`]: creates, migrates and locks the database; errors say why it cannot be opened and what to do.
+//! - [`store`]: [`Store`], the handle the rest of the program uses.
+//! - `writer`: one task owns the one connection that writes. It takes every queued write, commits
+//!   them as one group and only then answers, so that concurrent writes share one commit.
+//! - [`log`]: the event log and the debugger's log: appended by the writer, replayed from the database, then
+//!   followed live from a small ring of recent entries.
+//! - [`tables`]: everything else, one file per table. Reads go through a small pool and never wait for the writer.
+//! - `row_cache`: rows that every request reads, cached until a commit changes their table.
+//! - [`page`]: paged lists with opaque cursors.
+//! - `db_error`: database errors translated into errors for the caller.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![allow(
@@ -22,11 +22,11 @@
     reason = "this is the crate that opens the database"
 )]
 
-mod fault;
-mod known;
+mod db_error;
 pub mod log;
 pub mod open;
 pub mod page;
+mod row_cache;
 pub mod store;
 pub mod tables;
 mod writer;
@@ -34,10 +34,10 @@ mod writer;
 pub use log::{
     debugger::{DebugFilter, DebugLog},
     events::EventLog,
-    follow::Follow,
+    follow::LogFollower,
 };
-pub use open::{OpenError, Options};
-pub use page::{Page, Paged};
+pub use open::{OpenError, StoreOptions};
+pub use page::{ListPage, PageRequest};
 pub use store::Store;
 pub use tables::{
     audit::{AuditEntry, AuditFilter, AuditRow},
@@ -48,7 +48,8 @@ pub use tables::{
     workspaces::WorkspaceRow,
 };
 
-/// Now, to the millisecond: what is stored is what was shown.
+/// The current time, rounded down to the millisecond, which is the precision timestamps are stored with:
+/// a value read back equals the one that was returned when it was written.
 pub fn now() -> jiff::Timestamp {
     let now = jiff::Timestamp::now();
     jiff::Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)

@@ -1,4 +1,4 @@
-//! Opening the database: one process at a time, migrated to what this program knows.
+//! Opening the database: locked to one process and migrated to this program's schema.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -15,23 +15,24 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
-use crate::fault::{code, primary_code};
+use crate::db_error::{code, primary_code};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
-/// How long to wait for another program to let go of the database.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Page caches are small: the operating system caches the same file.
+/// How long SQLite waits for another program's lock on the database.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+/// SQLite's page caches (a negative `cache_size` is in KiB) are small: the operating system caches the same
+/// file.
 const WRITER_CACHE_KIB: &str = "-1024";
 const READER_CACHE_KIB: &str = "-512";
-/// What the write-ahead log is cut down to when it has been taken over.
-const WAL_BYTES: &str = "16777216";
+/// The size in bytes the write-ahead log file is truncated to after a checkpoint.
+const WAL_SIZE_LIMIT: &str = "16777216";
 const PAGE_BYTES: u64 = 4096;
 
-/// How to open a database.
+/// Options for opening a database.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
-    /// The most it may grow to, in bytes; past it writes fail as on a full disk.
+pub struct StoreOptions {
+    /// Maximum size of the database in bytes; writes beyond it fail as on a full disk. Default: no limit.
     pub max_bytes: Option<u64>,
 }
 
@@ -39,37 +40,37 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Another Oubliette has it.
+    /// Another Oubliette process has it open.
     #[error("{} is in use by another oubliette: stop that one, or use it through its own address", .0.display())]
     InUse(PathBuf),
-    /// Another program has it.
+    /// Another program holds a lock on it.
     #[error("{} is locked by another program: close that program and try again", .0.display())]
     Locked(PathBuf),
-    /// It is no database, or no longer a whole one.
+    /// The file is not a database, or is corrupted.
     #[error("{} is damaged ({detail}): put a backup in its place, or move it away to start with an empty one", path.display())]
     Damaged {
         /// The database.
         path: PathBuf,
-        /// What the database says.
+        /// SQLite's or the migrator's message.
         detail: String,
     },
-    /// No room.
+    /// The disk is full.
     #[error("the disk of {} is full: free some space and try again", .0.display())]
     DiskFull(PathBuf),
-    /// A newer Oubliette has migrated it.
+    /// A newer Oubliette has migrated it to a schema this program does not know.
     #[error("{} was made by a newer oubliette (schema {version}): use that version, or a backup from before", path.display())]
     Newer {
         /// The database.
         path: PathBuf,
-        /// Its schema's version.
+        /// The database's schema version.
         version: i64,
     },
-    /// Not ours to read or write.
+    /// The server's user may not read or write it.
     #[error("cannot open {}: {cause}; give the user the server runs as the right to the file and its folder", path.display())]
     Denied {
         /// The database or its folder.
         path: PathBuf,
-        /// What the system says.
+        /// The operating system's or SQLite's message.
         cause: String,
     },
     /// Anything else.
@@ -77,7 +78,7 @@ pub enum OpenError {
     Other {
         /// The database.
         path: PathBuf,
-        /// What happened.
+        /// The underlying error.
         cause: String,
     },
 }
@@ -88,20 +89,21 @@ impl From<OpenError> for Error {
     }
 }
 
-/// The opened database.
-pub(crate) struct Opened {
+/// An opened and migrated database.
+pub(crate) struct OpenedDatabase {
     pub(crate) writer: SqliteConnection,
     pub(crate) readers: SqlitePool,
-    /// How to connect the writer again.
-    pub(crate) again: SqliteConnectOptions,
-    /// Held as long as this process writes.
+    /// How the writer is connected; used again if its connection breaks.
+    pub(crate) connect_options: SqliteConnectOptions,
+    /// The lock file, held as long as this process writes.
     pub(crate) lock: File,
 }
 
-pub(crate) async fn open(path: &Path, options: &Options) -> Result<Opened, OpenError> {
+pub(crate) async fn open(path: &Path, options: &StoreOptions) -> Result<OpenedDatabase, OpenError> {
     let io_failed = |e: io::Error| from_io(path, &e);
-    // The lock first: what the writer keeps in memory holds only while nobody else writes. It is a file
-    // of its own because closing the database's file would drop SQLite's locks on it.
+    // The lock comes first: what the writer caches in memory is valid only while no other process writes.
+    // It is a separate file because closing any descriptor of the database file would drop SQLite's POSIX
+    // locks on it.
     let lock_path = with_suffix(path, ".lock");
     let lock = private_file()
         .truncate(false)
@@ -112,27 +114,27 @@ pub(crate) async fn open(path: &Path, options: &Options) -> Result<Opened, OpenE
         Err(TryLockError::WouldBlock) => return Err(OpenError::InUse(path.into())),
         Err(TryLockError::Error(e)) => return Err(io_failed(e)),
     }
-    // Made here rather than by SQLite, so that it is private from the first moment on.
+    // Created here rather than by SQLite, so that it has mode 0600 from the start.
     drop(private_file().truncate(false).open(path).map_err(io_failed)?);
 
     let base = SqliteConnectOptions::new()
         .filename(path)
         .create_if_missing(false)
-        .busy_timeout(PATIENCE)
+        .busy_timeout(BUSY_TIMEOUT)
         .foreign_keys(true)
         .pragma("temp_store", "MEMORY")
         .disable_statement_logging();
-    let mut again = base
+    let mut connect_options = base
         .clone()
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Normal)
         .pragma("cache_size", WRITER_CACHE_KIB)
-        .pragma("journal_size_limit", WAL_BYTES)
+        .pragma("journal_size_limit", WAL_SIZE_LIMIT)
         .statement_cache_capacity(64);
     if let Some(bytes) = options.max_bytes {
-        again = again.pragma("max_page_count", (bytes / PAGE_BYTES).max(1).to_string());
+        connect_options = connect_options.pragma("max_page_count", (bytes / PAGE_BYTES).max(1).to_string());
     }
-    let mut writer = again.connect().await.map_err(|e| from_sqlx(path, &e))?;
+    let mut writer = connect_options.connect().await.map_err(|e| from_sqlx(path, &e))?;
     MIGRATIONS
         .run(&mut writer)
         .await
@@ -149,10 +151,10 @@ pub(crate) async fn open(path: &Path, options: &Options) -> Result<Opened, OpenE
                 .pragma("cache_size", READER_CACHE_KIB)
                 .statement_cache_capacity(32),
         );
-    Ok(Opened {
+    Ok(OpenedDatabase {
         writer,
         readers,
-        again,
+        connect_options,
         lock,
     })
 }

@@ -1,4 +1,4 @@
-//! [`Store`]: what everything else of the program holds on to.
+//! [`Store`], the handle through which the rest of the program reads and writes the database.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -6,47 +6,47 @@ use oubliette_protocol::{Error, ProjectId, Result, SessionId};
 use sqlx::SqlitePool;
 
 use crate::{
-    fault::read_error,
-    known::Known,
+    db_error::read_error,
     log::{debugger::DebugLog, events::EventLog},
-    open::{self, OpenError, Options},
-    page::{Page, Paged},
+    open::{self, OpenError, StoreOptions},
+    page::{ListPage, PageRequest},
+    row_cache::RowCache,
     tables::{
         projects::{ProjectFilter, ProjectRow},
         tokens::TokenRow,
     },
-    writer::{Probe, Write, WriterHandle},
+    writer::{StoreWrite, WriteProbe, WriterHandle},
 };
 
-/// The database. Cheap to clone; the last one dropped ends the writer.
+/// A handle to the open database. Cheap to clone; dropping the last clone ends the writer task.
 #[derive(Clone)]
 pub struct Store {
-    inner: Arc<Inner>,
+    inner: Arc<StoreInner>,
 }
 
-/// What is remembered between requests.
-pub(crate) struct Remembered {
-    /// Tokens by their hash.
-    pub(crate) tokens: Known<[u8; 32], TokenRow>,
-    /// Pages of projects.
-    pub(crate) projects: Known<(ProjectFilter, Page), Arc<Paged<ProjectRow>>>,
-    /// Whose sessions are. A session goes only with its project.
-    pub(crate) sessions: Known<SessionId, ProjectId>,
+/// Rows cached between requests. The writer invalidates them when a commit changes their table.
+pub(crate) struct StoreCaches {
+    /// Token rows by token hash.
+    pub(crate) tokens: RowCache<[u8; 32], TokenRow>,
+    /// Pages of the project list, by filter and page.
+    pub(crate) projects: RowCache<(ProjectFilter, PageRequest), Arc<ListPage<ProjectRow>>>,
+    /// The project of each session. Invalidated with the projects: a session is deleted only with its project.
+    pub(crate) sessions: RowCache<SessionId, ProjectId>,
 }
 
-impl Default for Remembered {
+impl Default for StoreCaches {
     fn default() -> Self {
         Self {
-            tokens: Known::new(1024),
-            projects: Known::new(16),
-            sessions: Known::new(1024),
+            tokens: RowCache::new(1024),
+            projects: RowCache::new(16),
+            sessions: RowCache::new(1024),
         }
     }
 }
 
-struct Inner {
+struct StoreInner {
     readers: SqlitePool,
-    remembered: Arc<Remembered>,
+    caches: Arc<StoreCaches>,
     writer: WriterHandle,
     events: EventLog,
     debugger: DebugLog,
@@ -59,23 +59,24 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens the database, making and migrating it as needed. Only one process can have it open.
+    /// Opens the database with default options, creating and migrating it as needed. Only one process can
+    /// have it open.
     pub async fn open(path: &Path) -> Result<Self, OpenError> {
-        Self::open_with(path, &Options::default()).await
+        Self::open_with(path, &StoreOptions::default()).await
     }
 
-    /// The same, with a say in how.
-    pub async fn open_with(path: &Path, options: &Options) -> Result<Self, OpenError> {
+    /// Opens the database with these options.
+    pub async fn open_with(path: &Path, options: &StoreOptions) -> Result<Self, OpenError> {
         let opened = open::open(path, options).await?;
         let readers = opened.readers.clone();
-        let remembered = Arc::new(Remembered::default());
-        let (writer, hub, queue) = WriterHandle::start(opened, remembered.clone());
-        let events = EventLog::new(readers.clone(), writer.clone(), hub);
-        let debugger = DebugLog::new(readers.clone(), queue);
+        let caches = Arc::new(StoreCaches::default());
+        let (writer, tails, debug_queue) = WriterHandle::start(opened, caches.clone());
+        let events = EventLog::new(readers.clone(), writer.clone(), tails);
+        let debugger = DebugLog::new(readers.clone(), debug_queue);
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(StoreInner {
                 readers,
-                remembered,
+                caches,
                 writer,
                 events,
                 debugger,
@@ -83,34 +84,34 @@ impl Store {
         })
     }
 
-    /// Every session's events.
+    /// The event log of all sessions.
     pub fn events(&self) -> &EventLog {
         &self.inner.events
     }
 
-    /// The debugger's events.
+    /// The debugger's log.
     pub fn debugger(&self) -> &DebugLog {
         &self.inner.debugger
     }
 
-    /// Writes what waits, folds the write-ahead log into the database and lets go of it. Whoever follows
-    /// a log is told that it ends.
+    /// Commits all queued writes, checkpoints the write-ahead log and closes the database. Followers of a log
+    /// see their stream end.
     pub async fn close(&self) {
         self.inner.writer.close().await;
         self.inner.readers.close().await;
     }
 
-    /// Whether it can be read and written. After a failed commit this tries a write, so it also says
-    /// when things are good again.
+    /// Checks that the database can be read and written. If the last commit failed, this tries a write, so
+    /// that a recovered database is reported as healthy.
     pub async fn healthy(&self) -> Result<()> {
         let look = async {
             sqlx::query("SELECT 1")
                 .execute(&self.inner.readers)
                 .await
                 .map_err(read_error)?;
-            match self.inner.writer.last_fault() {
-                Some(_) => self.write(Probe).await,
-                None => self.inner.writer.alive(),
+            match self.inner.writer.last_error() {
+                Some(_) => self.write(WriteProbe).await,
+                None => self.inner.writer.check_open(),
             }
         };
         match tokio::time::timeout(Duration::from_secs(5), look).await {
@@ -121,17 +122,17 @@ impl Store {
         }
     }
 
-    /// Has the writer do something, and waits until it is durable.
-    pub(crate) async fn write<W: Write>(&self, write: W) -> Result<W::Out> {
+    /// Sends a write to the writer and waits until it is durable.
+    pub(crate) async fn write<W: StoreWrite>(&self, write: W) -> Result<W::Out> {
         self.inner.writer.run(write).await
     }
 
-    /// What is remembered between requests.
-    pub(crate) fn remembered(&self) -> &Remembered {
-        &self.inner.remembered
+    /// The row caches.
+    pub(crate) fn caches(&self) -> &StoreCaches {
+        &self.inner.caches
     }
 
-    /// Where reads go.
+    /// The read-only connection pool.
     pub(crate) fn readers(&self) -> &SqlitePool {
         &self.inner.readers
     }

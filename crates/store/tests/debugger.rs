@@ -1,11 +1,11 @@
-//! The debugger's log: ordered, server-wide, filtered the same in replay and live.
+//! The debugger's log: ordered, server-wide, filtered the same way in replay and live.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use std::time::Duration;
 
-use common::Fixture;
+use common::StoreFixture;
 use futures::{FutureExt, StreamExt};
 use oubliette_protocol::{SessionId, Slug, debug::DebugBody};
 use oubliette_store::DebugFilter;
@@ -26,8 +26,8 @@ fn blocked(tool: &str) -> DebugBody {
 }
 
 #[tokio::test]
-async fn records_keep_their_order_and_their_index_across_restarts() {
-    let mut fixture = Fixture::new().await;
+async fn events_keep_their_order_and_indexes_across_restarts() {
+    let mut fixture = StoreFixture::new().await;
     let log = fixture.store.debugger();
     assert_eq!(log.last_index().await.unwrap(), -1);
     for tools in 0..2000 {
@@ -39,7 +39,7 @@ async fn records_keep_their_order_and_their_index_across_restarts() {
     for (i, event) in all.iter().enumerate() {
         assert_eq!((event.index, &event.body), (i as i64, &cleared(i)));
     }
-    // Not flushed: closing writes it.
+    // Not flushed; closing writes it.
     log.record(None, None, cleared(1));
     fixture.reopen().await;
     let log = fixture.store.debugger();
@@ -50,7 +50,7 @@ async fn records_keep_their_order_and_their_index_across_restarts() {
 
 #[tokio::test]
 async fn filters_agree_in_replay_and_live() {
-    let fixture = Fixture::new().await;
+    let fixture = StoreFixture::new().await;
     let (one, two) = (fixture.project("one").await, fixture.project("two").await);
     let (a, b) = (
         fixture.session(&one).await.session_id,
@@ -122,8 +122,8 @@ async fn filters_agree_in_replay_and_live() {
 }
 
 #[tokio::test]
-async fn a_poll_waits_for_what_passes_the_filter() {
-    let fixture = Fixture::new().await;
+async fn a_poll_waits_for_an_event_that_passes_the_filter() {
+    let fixture = StoreFixture::new().await;
     let log = fixture.store.debugger();
     let filter = DebugFilter {
         kinds: Some(vec!["tool_blocked".into()]),
@@ -145,8 +145,8 @@ async fn a_poll_waits_for_what_passes_the_filter() {
 }
 
 #[tokio::test]
-async fn after_closing_nothing_is_taken_and_nobody_hangs() {
-    let fixture = Fixture::new().await;
+async fn after_closing_events_are_refused_and_nothing_hangs() {
+    let fixture = StoreFixture::new().await;
     let log = fixture.store.debugger();
     let mut follow = log.follow(DebugFilter::default(), -1);
     log.record(None, None, cleared(1));
@@ -154,25 +154,53 @@ async fn after_closing_nothing_is_taken_and_nobody_hangs() {
     assert!(log.record_durable(None, None, cleared(2)).await.is_err());
     log.record(None, None, cleared(3));
     log.flush().await;
-    // The database is closed for reading too; a follower learns that and does not wait.
+    // The database is closed for reading too; the follower ends instead of waiting.
     while let Some(Ok(_)) = follow.next().await {}
 }
 
 #[tokio::test]
-async fn what_is_past_its_time_goes_and_no_index_comes_twice() {
-    let mut fixture = Fixture::new().await;
+async fn old_events_are_deleted_and_their_indexes_are_not_reused() {
+    let mut fixture = StoreFixture::new().await;
     let log = fixture.store.debugger();
     for tools in 0..2500 {
         log.record(None, None, cleared(tools));
     }
     log.flush().await;
     let first = log.read(&DebugFilter::default(), -1, 1).await.unwrap()[0].ts;
-    assert_eq!(fixture.store.debugger_forget(first).await.unwrap(), 0);
+    assert_eq!(fixture.store.debugger_delete_before(first).await.unwrap(), 0);
     let later = first + Duration::from_secs(3600);
-    assert_eq!(fixture.store.debugger_forget(later).await.unwrap(), 2500);
+    assert_eq!(fixture.store.debugger_delete_before(later).await.unwrap(), 2500);
     fixture.reopen().await;
     let log = fixture.store.debugger();
     log.record_durable(None, None, cleared(1)).await.unwrap();
     let left = log.read(&DebugFilter::default(), -1, 10).await.unwrap();
     assert_eq!(left.iter().map(|e| e.index).collect::<Vec<_>>(), [2500]);
+}
+
+#[tokio::test]
+async fn queued_events_are_written_on_flush_and_on_close() {
+    let mut fixture = StoreFixture::new().await;
+    for entries in 0..10 {
+        let body = DebugBody::MemoryOpened { entries };
+        fixture.store.debugger().record(None, None, body);
+    }
+    fixture.store.debugger().flush().await;
+    let read = fixture
+        .store
+        .debugger()
+        .read(&DebugFilter::default(), -1, 100)
+        .await;
+    assert_eq!(read.unwrap().len(), 10);
+    fixture
+        .store
+        .debugger()
+        .record(None, None, DebugBody::TeardownStarted {});
+    // Closing writes queued events.
+    fixture.reopen().await;
+    let read = fixture
+        .store
+        .debugger()
+        .read(&DebugFilter::default(), -1, 100)
+        .await;
+    assert_eq!(read.unwrap().len(), 11);
 }

@@ -1,28 +1,28 @@
-//! The event log: no holes, durable before shown, replay and live without a seam.
+//! The event log: no gaps in indexes, durable before visible, replay and live without a gap or a repeat.
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod common;
 
 use std::{sync::Arc, time::Duration};
 
-use common::{Fixture, delta, session, text_of};
+use common::{StoreFixture, delta, session, text_of};
 use futures::{FutureExt, StreamExt};
 use oubliette_protocol::{
     ErrorCode, SessionId,
-    event::{Event, EventBody, Status},
+    event::{EventBody, SessionEvent, SessionStatus},
 };
 use oubliette_store::{SessionPatch, Store};
 use proptest::prelude::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn indexes(events: &[Arc<Event>]) -> Vec<i64> {
+fn indexes(events: &[Arc<SessionEvent>]) -> Vec<i64> {
     events.iter().map(|event| event.index).collect()
 }
 
 #[tokio::test]
-async fn indexes_start_at_zero_and_have_no_holes() {
-    let mut fixture = Fixture::new().await;
+async fn indexes_start_at_zero_and_have_no_gaps() {
+    let mut fixture = StoreFixture::new().await;
     let (one, two) = (SessionId::generate(), SessionId::generate());
     let log = fixture.store.events();
     assert_eq!(log.last_index(&one).await.unwrap(), -1);
@@ -46,12 +46,12 @@ async fn indexes_start_at_zero_and_have_no_holes() {
 }
 
 #[tokio::test]
-async fn what_is_read_is_what_was_shown() {
-    let fixture = Fixture::new().await;
+async fn events_are_read_back_as_they_were_appended() {
+    let fixture = StoreFixture::new().await;
     let session = SessionId::generate();
     let bodies = vec![
         EventBody::Status {
-            status: Status::Failed,
+            status: SessionStatus::Failed,
             reason: Some("\u{0}odd \u{1f980}".into()),
         },
         EventBody::Usage {
@@ -77,8 +77,8 @@ async fn what_is_read_is_what_was_shown() {
 }
 
 #[tokio::test]
-async fn what_is_appended_soon_comes_before_what_is_appended_later() {
-    let fixture = Fixture::new().await;
+async fn append_soon_keeps_its_order_before_later_appends() {
+    let fixture = StoreFixture::new().await;
     let (log, session) = (fixture.store.events(), SessionId::generate());
     for i in 0..50 {
         log.append_soon(&session, delta(i.to_string())).await.unwrap();
@@ -98,22 +98,24 @@ async fn what_is_appended_soon_comes_before_what_is_appended_later() {
 
 #[tokio::test]
 async fn events_and_the_session_change_together_or_not_at_all() {
-    let fixture = Fixture::new().await;
+    let fixture = StoreFixture::new().await;
     let (log, project) = (fixture.store.events(), fixture.project("p").await);
     let known = fixture.session(&project).await.session_id;
     let status = || EventBody::Status {
-        status: Status::Idle,
+        status: SessionStatus::Idle,
         reason: None,
     };
-    let patch = || SessionPatch::status(Status::Idle, None);
-    log.append_with(&known, vec![status()], patch()).await.unwrap();
+    let patch = || SessionPatch::status(SessionStatus::Idle, None);
+    log.append_with_patch(&known, vec![status()], patch())
+        .await
+        .unwrap();
     assert_eq!(
         fixture.store.session_get(&known).await.unwrap().unwrap().status,
-        Status::Idle
+        SessionStatus::Idle
     );
     let unknown = SessionId::generate();
     let (refused, stands) = tokio::join!(
-        log.append_with(&unknown, vec![status()], patch()),
+        log.append_with_patch(&unknown, vec![status()], patch()),
         log.append(&known, vec![delta("x")])
     );
     assert_eq!(refused.unwrap_err().code, ErrorCode::NotFound);
@@ -122,8 +124,8 @@ async fn events_and_the_session_change_together_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_follower_replays_and_goes_on_live() {
-    let fixture = Fixture::new().await;
+async fn a_follower_replays_and_continues_live() {
+    let fixture = StoreFixture::new().await;
     let (log, session) = (fixture.store.events(), SessionId::generate());
     log.append(&session, (0..1000).map(|i| delta(i.to_string())).collect())
         .await
@@ -136,7 +138,7 @@ async fn a_follower_replays_and_goes_on_live() {
     log.append(&session, vec![delta("live")]).await.unwrap();
     let live = follow.next().await.unwrap().unwrap();
     assert_eq!((live.index, text_of(&live)), (1000, "live"));
-    // Past the end: waits for what comes after it.
+    // Starting beyond the end waits for later events.
     let mut ahead = log.follow(&session, 1001);
     assert!(ahead.next().now_or_never().is_none());
     log.append(&session, vec![delta("1001"), delta("1002")])
@@ -146,8 +148,8 @@ async fn a_follower_replays_and_goes_on_live() {
 }
 
 #[tokio::test]
-async fn a_slow_follower_loses_nothing_and_stops_nobody() {
-    let fixture = Fixture::new().await;
+async fn a_slow_follower_loses_nothing_and_delays_nobody() {
+    let fixture = StoreFixture::new().await;
     let (log, session) = (fixture.store.events(), SessionId::generate());
     let mut slow = log.follow(&session, -1);
     let mut quick = log.follow(&session, -1);
@@ -167,8 +169,8 @@ async fn a_slow_follower_loses_nothing_and_stops_nobody() {
 }
 
 #[tokio::test]
-async fn followers_that_are_never_polled_again_keep_no_connection() {
-    let fixture = Fixture::new().await;
+async fn followers_that_are_never_polled_again_hold_no_connection() {
+    let fixture = StoreFixture::new().await;
     let (log, session) = (fixture.store.events(), SessionId::generate());
     log.append(&session, (0..1000).map(|_| delta("x")).collect())
         .await
@@ -183,8 +185,8 @@ async fn followers_that_are_never_polled_again_keep_no_connection() {
 }
 
 #[tokio::test]
-async fn large_events_are_read_in_pieces() {
-    let fixture = Fixture::new().await;
+async fn large_events_are_read_in_bounded_batches() {
+    let fixture = StoreFixture::new().await;
     let (log, session) = (fixture.store.events(), SessionId::generate());
     for i in 0..20 {
         log.append(&session, vec![delta(format!("{i:04}{}", "y".repeat(1 << 20)))])
@@ -212,8 +214,8 @@ async fn large_events_are_read_in_pieces() {
 }
 
 #[tokio::test]
-async fn waiting_ends_with_the_first_event_or_the_time() {
-    let fixture = Fixture::new().await;
+async fn waiting_ends_with_the_first_event_or_the_timeout() {
+    let fixture = StoreFixture::new().await;
     let (log, session) = (fixture.store.events(), SessionId::generate());
     let append = async {
         tokio::task::yield_now().await;
@@ -239,10 +241,10 @@ async fn waiting_ends_with_the_first_event_or_the_time() {
 
 #[tokio::test]
 async fn followers_end_with_the_store_and_with_the_session() {
-    let fixture = Fixture::new().await;
+    let fixture = StoreFixture::new().await;
     let project = fixture.project("p").await;
     let mut row = session(&project);
-    row.status = Status::Ended;
+    row.status = SessionStatus::Ended;
     fixture.store.session_insert(row.clone()).await.unwrap();
     let (log, other) = (fixture.store.events(), SessionId::generate());
     log.append(&row.session_id, vec![delta("0")]).await.unwrap();
@@ -268,7 +270,7 @@ async fn race(store: &Store, batches: Vec<Vec<usize>>, followers: Vec<(usize, i6
     for (wait, since) in followers {
         let (log, session) = (store.events().clone(), session.clone());
         tasks.push(tokio::spawn(async move {
-            // Joins once the log has come this far: somewhere in the middle of the writing.
+            // Joins once the log has reached this index, somewhere in the middle of the writing.
             log.wait_beyond(&session, (wait % total.max(1)) as i64 - 1, LONG)
                 .await
                 .unwrap();
@@ -304,7 +306,7 @@ async fn race(store: &Store, batches: Vec<Vec<usize>>, followers: Vec<(usize, i6
 }
 
 #[test]
-fn the_seam_has_no_gap_and_no_repeat_however_it_is_interleaved() {
+fn replay_and_live_meet_without_gap_or_repeat_in_any_interleaving() {
     for workers in [1, 4] {
         let runtime = if workers == 1 {
             tokio::runtime::Builder::new_current_thread()
@@ -318,7 +320,7 @@ fn the_seam_has_no_gap_and_no_repeat_however_it_is_interleaved() {
                 .build()
                 .unwrap()
         };
-        let fixture = runtime.block_on(Fixture::new());
+        let fixture = runtime.block_on(StoreFixture::new());
         let config = ProptestConfig {
             cases: 40,
             ..ProptestConfig::default()

@@ -1,13 +1,14 @@
-//! Bad days: a damaged, locked, newer or full database. Each says what to do, and nothing is lost.
+//! Failures: a damaged, locked, newer or full database. Each error says what to do, and no acknowledged write is
+//! lost.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::disallowed_types)]
 
 mod common;
 
 use std::path::Path;
 
-use common::{Fixture, delta};
+use common::{StoreFixture, delta};
 use oubliette_protocol::{ErrorCode, SessionId};
-use oubliette_store::{OpenError, Options, Page, ProjectFilter, Store};
+use oubliette_store::{OpenError, PageRequest, ProjectFilter, Store, StoreOptions};
 use sqlx::{ConnectOptions, Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 
 async fn open_error(path: &Path) -> OpenError {
@@ -28,7 +29,7 @@ async fn run(db: &mut SqliteConnection, sql: &'static str) {
 }
 
 #[tokio::test]
-async fn rubbish_is_damaged() {
+async fn a_file_that_is_no_database_is_reported_as_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("oubliette.db");
     std::fs::write(&path, "this is not a database at all, ".repeat(500)).unwrap();
@@ -42,8 +43,8 @@ async fn rubbish_is_damaged() {
 }
 
 #[tokio::test]
-async fn a_database_with_its_middle_gone_is_damaged_or_says_so_when_it_is_read() {
-    let fixture = Fixture::new().await;
+async fn a_corrupted_database_is_reported_when_opened_or_read() {
+    let fixture = StoreFixture::new().await;
     let session = SessionId::generate();
     fixture
         .store
@@ -68,8 +69,8 @@ async fn a_database_with_its_middle_gone_is_damaged_or_says_so_when_it_is_read()
 }
 
 #[tokio::test]
-async fn a_second_process_is_turned_away_until_the_first_is_done() {
-    let fixture = Fixture::new().await;
+async fn a_second_process_is_refused_until_the_first_has_closed() {
+    let fixture = StoreFixture::new().await;
     let error = open_error(&fixture.path()).await;
     assert!(matches!(error, OpenError::InUse(_)), "{error:?}");
     assert!(error.to_string().contains("stop that one"), "{error}");
@@ -78,7 +79,7 @@ async fn a_second_process_is_turned_away_until_the_first_is_done() {
 }
 
 #[tokio::test]
-async fn a_database_another_program_holds_is_locked() {
+async fn a_database_locked_by_another_program_is_reported_as_locked() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("oubliette.db");
     let mut other = raw(&path).await;
@@ -91,8 +92,8 @@ async fn a_database_another_program_holds_is_locked() {
 }
 
 #[tokio::test]
-async fn a_lock_while_running_is_an_answer_not_an_end() {
-    let fixture = Fixture::new().await;
+async fn a_lock_while_running_fails_writes_until_it_is_released() {
+    let fixture = StoreFixture::new().await;
     let (log, session) = (fixture.store.events(), SessionId::generate());
     log.append(&session, vec![delta("0")]).await.unwrap();
     let mut other = raw(&fixture.path()).await;
@@ -115,8 +116,8 @@ async fn a_lock_while_running_is_an_answer_not_an_end() {
 }
 
 #[tokio::test]
-async fn a_newer_schema_is_left_alone() {
-    let fixture = Fixture::new().await;
+async fn a_newer_schema_is_refused() {
+    let fixture = StoreFixture::new().await;
     fixture.store.close().await;
     let mut db = raw(&fixture.path()).await;
     run(
@@ -135,7 +136,7 @@ async fn a_newer_schema_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_not_there_or_a_folder_in_its_place_says_which() {
+async fn open_errors_name_the_path() {
     let dir = tempfile::tempdir().unwrap();
     for path in [dir.path().join("no/such/oubliette.db"), dir.path().to_path_buf()] {
         let error = open_error(&path).await;
@@ -144,9 +145,9 @@ async fn a_folder_that_is_not_there_or_a_folder_in_its_place_says_which() {
 }
 
 #[tokio::test]
-async fn no_room_at_all_is_a_full_disk() {
+async fn no_space_for_the_schema_is_reported_as_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
-    let options = Options {
+    let options = StoreOptions {
         max_bytes: Some(8192),
     };
     let error = Store::open_with(&dir.path().join("oubliette.db"), &options)
@@ -156,12 +157,12 @@ async fn no_room_at_all_is_a_full_disk() {
 }
 
 #[tokio::test]
-async fn a_write_that_does_not_fit_takes_no_other_with_it() {
+async fn a_write_that_does_not_fit_fails_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("oubliette.db");
     let store = Store::open_with(
         &path,
-        &Options {
+        &StoreOptions {
             max_bytes: Some(2 << 20),
         },
     )
@@ -169,7 +170,7 @@ async fn a_write_that_does_not_fit_takes_no_other_with_it() {
     .unwrap();
     let log = store.events();
     let (small, large) = (SessionId::generate(), SessionId::generate());
-    // One thread: all of these are waiting before the writer takes the first, so they are one group.
+    // With one thread, all of these are queued before the writer takes the first, so they are one group.
     let (one, two, three, four) = tokio::join!(
         log.append(&small, vec![delta("0")]),
         log.append(&large, vec![delta("0"), delta("x".repeat(4 << 20))]),
@@ -185,19 +186,19 @@ async fn a_write_that_does_not_fit_takes_no_other_with_it() {
     let error = two.unwrap_err();
     assert_eq!(error.code, ErrorCode::Unavailable);
     assert!(error.message.contains("free some space"), "{error}");
-    // The writer goes on, and no index was lost.
+    // The writer continues, and no index was skipped.
     assert_eq!(log.last_index(&large).await.unwrap(), -1);
     assert_eq!(log.append(&large, vec![delta("fits")]).await.unwrap()[0].index, 0);
     store.healthy().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_disk_that_fills_up_loses_nothing_that_was_acknowledged() {
+async fn a_disk_that_fills_up_loses_no_acknowledged_event() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("oubliette.db");
     let store = Store::open_with(
         &path,
-        &Options {
+        &StoreOptions {
             max_bytes: Some(1 << 20),
         },
     )
@@ -222,7 +223,7 @@ async fn a_disk_that_fills_up_loses_nothing_that_was_acknowledged() {
         acknowledged - 1
     );
     store.close().await;
-    // With room again, it goes on.
+    // With free space again, writing continues.
     let store = Store::open(&path).await.unwrap();
     assert_eq!(
         store.events().read(&session, -1, 10_000).await.unwrap().len() as i64,
@@ -235,8 +236,8 @@ async fn a_disk_that_fills_up_loses_nothing_that_was_acknowledged() {
 }
 
 #[tokio::test]
-async fn one_refused_write_leaves_the_rest_of_its_group() {
-    let fixture = Fixture::new().await;
+async fn one_refused_write_does_not_fail_the_rest_of_its_group() {
+    let fixture = StoreFixture::new().await;
     let (project, workspace) = common::project("p");
     let (other, _) = common::project("other");
     let store = &fixture.store;
@@ -251,7 +252,7 @@ async fn one_refused_write_leaves_the_rest_of_its_group() {
     assert_eq!(orphan.unwrap_err().code, ErrorCode::NotFound);
     third.unwrap();
     let listed = store
-        .project_list(ProjectFilter::default(), Page::default())
+        .project_list(ProjectFilter::default(), PageRequest::default())
         .await
         .unwrap();
     assert_eq!(listed.items.len(), 2);

@@ -1,4 +1,4 @@
-//! `kill -9` in the middle of writing: whatever was acknowledged is there afterwards, without holes.
+//! `kill -9` in the middle of writing: every acknowledged event is there afterwards, without gaps.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
@@ -14,13 +14,13 @@ use common::delta;
 use oubliette_protocol::{SessionId, debug::DebugBody};
 use oubliette_store::{DebugFilter, Store};
 
-const HOME: &str = "OUBLIETTE_KILL_TEST_DATABASE";
+const DATABASE_VAR: &str = "OUBLIETTE_KILL_TEST_DATABASE";
 
-/// Not a test: the program that is killed. The test below runs it.
+/// Not a test: the process that is killed. The test below runs it.
 #[test]
 #[ignore = "run by the test below, as a process of its own"]
 fn child_appends_until_it_is_killed() {
-    let Some(path) = std::env::var_os(HOME).map(PathBuf::from) else {
+    let Some(path) = std::env::var_os(DATABASE_VAR).map(PathBuf::from) else {
         return;
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -40,7 +40,7 @@ fn child_appends_until_it_is_killed() {
                         .map(|i| delta(format!("{round}.{i}")))
                         .collect();
                     let written = store.events().append(&session, bodies).await.unwrap();
-                    say(&format!("event {session} {}", written.last().unwrap().index));
+                    print_line(&format!("event {session} {}", written.last().unwrap().index));
                     if round % 10 == 0 {
                         let body = DebugBody::RegistryCleared { tools: round };
                         store
@@ -48,7 +48,7 @@ fn child_appends_until_it_is_killed() {
                             .record_durable(Some(session.clone()), None, body)
                             .await
                             .unwrap();
-                        say(&format!("debug {session} {round}"));
+                        print_line(&format!("debug {session} {round}"));
                     }
                 }
             }));
@@ -59,7 +59,7 @@ fn child_appends_until_it_is_killed() {
     });
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
     out.flush().unwrap();
@@ -71,7 +71,7 @@ async fn every_acknowledged_event_survives_kill_9() {
     let path = dir.path().join("oubliette.db");
     let mut acknowledged: HashMap<SessionId, i64> = HashMap::new();
     let mut recorded = 0;
-    // Killed several times over, each time on top of what the last one left.
+    // Killed several times, each time continuing with the database of the last run.
     for round in 1..=3 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -80,16 +80,16 @@ async fn every_acknowledged_event_survives_kill_9() {
                 "--ignored",
                 "--nocapture",
             ])
-            .env(HOME, &path)
+            .env(DATABASE_VAR, &path)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut heard = 0;
-        // After the kill, read on: what was said before it counts.
+        let mut acks = 0;
+        // Reads on after the kill: what was acknowledged before it counts.
         for line in lines {
             let line = line.unwrap();
-            // The test harness says its own things on the same line.
+            // The test harness prints its own text on the same line.
             let words: Vec<&str> = line.split_whitespace().collect();
             let Some(at) = words.iter().position(|w| matches!(*w, "event" | "debug")) else {
                 continue;
@@ -109,13 +109,13 @@ async fn every_acknowledged_event_survives_kill_9() {
                 }
                 _ => recorded += 1,
             }
-            heard += 1;
-            if heard == 400 * round {
+            acks += 1;
+            if acks == 400 * round {
                 child.kill().unwrap();
             }
         }
         child.wait().unwrap();
-        assert!(heard >= 400 * round, "the child spoke: {heard}");
+        assert!(acks >= 400 * round, "the child spoke: {acks}");
     }
     let store = Store::open(&path).await.unwrap();
     for (session, last) in &acknowledged {
@@ -140,7 +140,7 @@ async fn every_acknowledged_event_survives_kill_9() {
         .unwrap();
     assert!(debug.len() >= recorded);
     assert!(debug.iter().enumerate().all(|(i, event)| event.index == i as i64));
-    // And it goes on where it was.
+    // Appending continues at the next index.
     let session = acknowledged.keys().next().unwrap();
     let last = store.events().last_index(session).await.unwrap();
     assert_eq!(

@@ -1,14 +1,16 @@
-//! Tokens, projects, workspaces, sessions, memory and audit: kept, listed in pages, never mixed up.
+//! Tokens, projects, workspaces, sessions, memory and audit: stored, listed in pages, kept apart.
 #![allow(clippy::unwrap_used, clippy::disallowed_types)]
 
 mod common;
 
 use std::collections::HashSet;
 
-use common::{Fixture, delta, project, session};
-use oubliette_protocol::{ErrorCode, ProjectId, Scope, SessionId, Slug, TokenId, WorkspaceId, event::Status};
+use common::{StoreFixture, delta, project, session};
+use oubliette_protocol::{
+    ErrorCode, ProjectId, Scope, SessionId, Slug, TokenId, WorkspaceId, event::SessionStatus,
+};
 use oubliette_store::{
-    AuditEntry, AuditFilter, DebugFilter, NewToken, Page, ProjectFilter, QueuedMessage, SessionFilter,
+    AuditEntry, AuditFilter, DebugFilter, NewToken, PageRequest, ProjectFilter, QueuedMessage, SessionFilter,
     SessionPatch, TokenFilter, WorkspaceRow, now,
 };
 use serde_json::json;
@@ -28,7 +30,7 @@ fn token(name: &str, hash: u8) -> NewToken {
 
 #[tokio::test]
 async fn a_token_is_found_by_its_hash_until_it_is_revoked() {
-    let mut fixture = Fixture::new().await;
+    let mut fixture = StoreFixture::new().await;
     let kept = token("ci", 1);
     fixture.store.token_insert(kept.clone()).await.unwrap();
     assert_eq!(
@@ -69,8 +71,8 @@ async fn a_token_is_found_by_its_hash_until_it_is_revoked() {
 }
 
 #[tokio::test]
-async fn tokens_of_sessions_go_with_them_and_are_listed_on_demand() {
-    let fixture = Fixture::new().await;
+async fn session_tokens_are_deleted_with_the_session_and_listed_on_demand() {
+    let fixture = StoreFixture::new().await;
     let (store, of) = (&fixture.store, SessionId::generate());
     store
         .token_insert(NewToken {
@@ -83,13 +85,13 @@ async fn tokens_of_sessions_go_with_them_and_are_listed_on_demand() {
     let gone = token("gone", 3);
     store.token_insert(gone.clone()).await.unwrap();
     store.token_revoke(&gone.token_id).await.unwrap();
-    let names = |page: oubliette_store::Paged<oubliette_store::TokenRow>| {
+    let names = |page: oubliette_store::ListPage<oubliette_store::TokenRow>| {
         page.items.into_iter().map(|t| t.name).collect::<Vec<_>>()
     };
     assert_eq!(
         names(
             store
-                .token_list(TokenFilter::default(), Page::default())
+                .token_list(TokenFilter::default(), PageRequest::default())
                 .await
                 .unwrap()
         ),
@@ -100,7 +102,7 @@ async fn tokens_of_sessions_go_with_them_and_are_listed_on_demand() {
         ..Default::default()
     };
     assert_eq!(
-        names(store.token_list(all, Page::default()).await.unwrap()).len(),
+        names(store.token_list(all, PageRequest::default()).await.unwrap()).len(),
         2
     );
     let with_sessions = TokenFilter {
@@ -108,7 +110,7 @@ async fn tokens_of_sessions_go_with_them_and_are_listed_on_demand() {
         ..Default::default()
     };
     let listed = store
-        .token_list(with_sessions.clone(), Page::default())
+        .token_list(with_sessions.clone(), PageRequest::default())
         .await
         .unwrap();
     assert!(
@@ -118,15 +120,18 @@ async fn tokens_of_sessions_go_with_them_and_are_listed_on_demand() {
             .any(|row| row.name == "session" && row.session_id.as_ref() == Some(&of))
     );
     assert_eq!(store.tokens_revoke_of_session(&of).await.unwrap(), 1);
-    let listed = store.token_list(with_sessions, Page::default()).await.unwrap();
+    let listed = store
+        .token_list(with_sessions, PageRequest::default())
+        .await
+        .unwrap();
     assert_eq!(names(listed), ["person"]);
     assert_eq!(store.token_by_hash(&[1; 32]).await.unwrap(), None);
     assert!(store.token_by_hash(&[2; 32]).await.unwrap().is_some());
 }
 
 #[tokio::test]
-async fn a_message_waits_until_it_is_in_the_log() {
-    let mut fixture = Fixture::new().await;
+async fn a_message_is_queued_until_it_is_in_the_log() {
+    let mut fixture = StoreFixture::new().await;
     let project = fixture.project("p").await;
     let row = session(&project);
     let id = row.session_id.clone();
@@ -148,24 +153,28 @@ async fn a_message_waits_until_it_is_in_the_log() {
     let store = &fixture.store;
     assert_eq!(store.queue_sessions().await.unwrap(), std::slice::from_ref(&id));
     assert_eq!(
-        store.queue_of(&id).await.unwrap(),
+        store.queue_list(&id).await.unwrap(),
         [message(9, "nine"), message(10, "ten")]
     );
-    let begun = SessionPatch {
-        begun: Some(9),
+    let dequeue = SessionPatch {
+        dequeue_turn: Some(9),
         ..SessionPatch::default()
     };
-    store.events().append_with(&id, Vec::new(), begun).await.unwrap();
-    assert_eq!(store.queue_of(&id).await.unwrap(), [message(10, "ten")]);
-    let ended = SessionPatch::status(Status::Ended, None);
+    store
+        .events()
+        .append_with_patch(&id, Vec::new(), dequeue)
+        .await
+        .unwrap();
+    assert_eq!(store.queue_list(&id).await.unwrap(), [message(10, "ten")]);
+    let ended = SessionPatch::status(SessionStatus::Ended, None);
     store.session_update(&id, ended).await.unwrap();
     assert!(store.project_delete(&project.project_id).await.unwrap());
     assert!(store.queue_sessions().await.unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_project_comes_back_as_it_was_put() {
-    let mut fixture = Fixture::new().await;
+async fn a_project_is_read_back_as_it_was_stored() {
+    let mut fixture = StoreFixture::new().await;
     let mut kept = fixture.project("Ünïcode % _ \\ name").await;
     fixture.reopen().await;
     let store = &fixture.store;
@@ -180,8 +189,8 @@ async fn a_project_comes_back_as_it_was_put() {
 }
 
 #[tokio::test]
-async fn names_are_found_in_any_case_and_wildcards_are_letters() {
-    let fixture = Fixture::new().await;
+async fn name_search_ignores_case_and_escapes_wildcards() {
+    let fixture = StoreFixture::new().await;
     for name in [
         "Alpha",
         "ALPHABET",
@@ -198,7 +207,11 @@ async fn names_are_found_in_any_case_and_wildcards_are_letters() {
             name_contains: Some(needle.into()),
             ..Default::default()
         };
-        let found = fixture.store.project_list(filter, Page::default()).await.unwrap();
+        let found = fixture
+            .store
+            .project_list(filter, PageRequest::default())
+            .await
+            .unwrap();
         let mut names: Vec<_> = found.items.into_iter().map(|p| p.name).collect();
         names.sort();
         names
@@ -215,21 +228,21 @@ async fn names_are_found_in_any_case_and_wildcards_are_letters() {
     };
     let error = fixture
         .store
-        .project_list(long, Page::default())
+        .project_list(long, PageRequest::default())
         .await
         .unwrap_err();
     assert_eq!(error.code, ErrorCode::InvalidArgument);
 }
 
 #[tokio::test]
-async fn pages_cover_a_list_once() {
-    let fixture = Fixture::new().await;
+async fn pages_contain_each_row_exactly_once() {
+    let fixture = StoreFixture::new().await;
     for i in 0..57 {
         fixture.project(&format!("p{i}")).await;
     }
     let (mut seen, mut cursor, mut pages) = (HashSet::new(), None, 0);
     loop {
-        let page = Page {
+        let page = PageRequest {
             limit: Some(10),
             cursor,
         };
@@ -244,7 +257,7 @@ async fn pages_cover_a_list_once() {
         );
         pages += 1;
         cursor = paged.next_cursor;
-        // What is added meanwhile disturbs nobody.
+        // A row added meanwhile does not disturb the paging.
         fixture.project("meanwhile").await;
         if cursor.is_none() {
             break;
@@ -252,7 +265,7 @@ async fn pages_cover_a_list_once() {
     }
     assert_eq!((seen.len(), pages), (57, 6));
     for bad in ["", "rubbish", "cHJvamVjdHM6eA", "../../etc"] {
-        let page = Page {
+        let page = PageRequest {
             limit: None,
             cursor: Some(bad.into()),
         };
@@ -265,10 +278,14 @@ async fn pages_cover_a_list_once() {
     }
     let only = seen.into_iter().next().unwrap();
     let filter = ProjectFilter {
-        only: Some(only.clone()),
+        project: Some(only.clone()),
         ..Default::default()
     };
-    let one = fixture.store.project_list(filter, Page::default()).await.unwrap();
+    let one = fixture
+        .store
+        .project_list(filter, PageRequest::default())
+        .await
+        .unwrap();
     assert_eq!(
         one.items.iter().map(|p| &p.project_id).collect::<Vec<_>>(),
         [&only]
@@ -277,12 +294,12 @@ async fn pages_cover_a_list_once() {
 
 #[tokio::test]
 async fn workspaces_are_listed_oldest_first() {
-    let fixture = Fixture::new().await;
+    let fixture = StoreFixture::new().await;
     let (owner, other) = (fixture.project("p").await, fixture.project("q").await);
-    // After the one it was made with.
+    // Later than the project's default workspace.
     let at = now() + std::time::Duration::from_millis(1);
     for i in 0..5 {
-        // All in one millisecond: the id decides, and the cursor still finds its place.
+        // All in the same millisecond: the id decides the order, and the cursor still works.
         let row = WorkspaceRow {
             workspace_id: WorkspaceId::generate(),
             project_id: owner.project_id.clone(),
@@ -304,7 +321,7 @@ async fn workspaces_are_listed_oldest_first() {
     }
     let (mut all, mut cursor) = (Vec::new(), None);
     loop {
-        let page = Page {
+        let page = PageRequest {
             limit: Some(2),
             cursor,
         };
@@ -354,7 +371,7 @@ async fn workspaces_are_listed_oldest_first() {
     assert_eq!(
         fixture
             .store
-            .workspace_list(&other.project_id, Page::default())
+            .workspace_list(&other.project_id, PageRequest::default())
             .await
             .unwrap()
             .items
@@ -372,8 +389,8 @@ async fn workspaces_are_listed_oldest_first() {
 }
 
 #[tokio::test]
-async fn sessions_are_changed_in_part_and_found_by_what_they_are() {
-    let mut fixture = Fixture::new().await;
+async fn sessions_are_updated_partially_and_filtered() {
+    let mut fixture = StoreFixture::new().await;
     let (p, q) = (fixture.project("p").await, fixture.project("q").await);
     let root = fixture.session(&p).await;
     let mut child = session(&p);
@@ -382,7 +399,7 @@ async fn sessions_are_changed_in_part_and_found_by_what_they_are() {
     fixture.store.session_insert(child.clone()).await.unwrap();
     let other = fixture.session(&q).await;
     let patch = SessionPatch {
-        status: Some(Status::Idle),
+        status: Some(SessionStatus::Idle),
         reason: Some(Some("because".into())),
         turn: Some(3),
         agent: Some("editor".parse().unwrap()),
@@ -396,12 +413,18 @@ async fn sessions_are_changed_in_part_and_found_by_what_they_are() {
         .unwrap();
     fixture
         .store
-        .session_update(&root.session_id, SessionPatch::status(Status::Running, None))
+        .session_update(
+            &root.session_id,
+            SessionPatch::status(SessionStatus::Running, None),
+        )
         .await
         .unwrap();
     fixture
         .store
-        .session_update(&other.session_id, SessionPatch::status(Status::Ended, None))
+        .session_update(
+            &other.session_id,
+            SessionPatch::status(SessionStatus::Ended, None),
+        )
         .await
         .unwrap();
     fixture.reopen().await;
@@ -409,7 +432,7 @@ async fn sessions_are_changed_in_part_and_found_by_what_they_are() {
     let kept = store.session_get(&root.session_id).await.unwrap().unwrap();
     assert_eq!(
         (kept.status, kept.reason.clone(), kept.turn),
-        (Status::Running, None, 3)
+        (SessionStatus::Running, None, 3)
     );
     assert_eq!(
         (kept.agent.as_str(), kept.agent_session.as_deref()),
@@ -418,7 +441,7 @@ async fn sessions_are_changed_in_part_and_found_by_what_they_are() {
     assert_eq!(kept.created_at, root.created_at);
 
     let ids = async |filter: SessionFilter| {
-        let found = store.session_list(filter, Page::default()).await.unwrap();
+        let found = store.session_list(filter, PageRequest::default()).await.unwrap();
         found
             .items
             .into_iter()
@@ -439,7 +462,7 @@ async fn sessions_are_changed_in_part_and_found_by_what_they_are() {
     );
     assert_eq!(
         ids(SessionFilter {
-            status: Some(Status::Ended),
+            status: Some(SessionStatus::Ended),
             ..Default::default()
         })
         .await,
@@ -474,8 +497,8 @@ async fn sessions_are_changed_in_part_and_found_by_what_they_are() {
 }
 
 #[tokio::test]
-async fn deleting_a_project_takes_everything_of_it_and_nothing_else() {
-    let fixture = Fixture::new().await;
+async fn deleting_a_project_deletes_everything_of_it_and_nothing_else() {
+    let fixture = StoreFixture::new().await;
     let store = &fixture.store;
     let (doomed, spared) = (fixture.project("doomed").await, fixture.project("spared").await);
     let (old, kept) = (
@@ -511,7 +534,7 @@ async fn deleting_a_project_takes_everything_of_it_and_nothing_else() {
         "nothing was done"
     );
     store
-        .session_update(&old, SessionPatch::status(Status::Ended, None))
+        .session_update(&old, SessionPatch::status(SessionStatus::Ended, None))
         .await
         .unwrap();
     assert!(store.project_delete(&doomed.project_id).await.unwrap());
@@ -528,7 +551,7 @@ async fn deleting_a_project_takes_everything_of_it_and_nothing_else() {
     assert_eq!(store.events().last_index(&kept).await.unwrap(), 2499);
     assert_eq!(store.memory_len(&kept, &writer).await.unwrap(), 1);
 
-    // The rest goes piece by piece; a debugger index is never given out again.
+    // The rest is purged in chunks.
     let of_doomed = DebugFilter {
         project: Some(doomed.project_id.clone()),
         ..Default::default()
@@ -553,7 +576,7 @@ async fn deleting_a_project_takes_everything_of_it_and_nothing_else() {
 
 #[tokio::test]
 async fn memory_belongs_to_one_agent_in_one_session() {
-    let mut fixture = Fixture::new().await;
+    let mut fixture = StoreFixture::new().await;
     let (one, two) = (SessionId::generate(), SessionId::generate());
     let (writer, editor): (Slug, Slug) = ("writer".parse().unwrap(), "editor".parse().unwrap());
     let store = &fixture.store;
@@ -593,8 +616,8 @@ async fn memory_belongs_to_one_agent_in_one_session() {
 }
 
 #[tokio::test]
-async fn the_audit_log_only_grows() {
-    let mut fixture = Fixture::new().await;
+async fn the_audit_log_is_append_only() {
+    let mut fixture = StoreFixture::new().await;
     let by = TokenId::generate();
     for i in 0..5 {
         let entry = AuditEntry {
@@ -611,7 +634,11 @@ async fn the_audit_log_only_grows() {
     fixture.reopen().await;
     let store = &fixture.store;
     let actions = async |filter: AuditFilter| {
-        let found = store.audit_list(filter, Page::default()).await.unwrap().items;
+        let found = store
+            .audit_list(filter, PageRequest::default())
+            .await
+            .unwrap()
+            .items;
         found.into_iter().map(|row| row.entry.action).collect::<Vec<_>>()
     };
     assert_eq!(
@@ -638,10 +665,10 @@ async fn the_audit_log_only_grows() {
         1
     );
     let first = store
-        .audit_list(AuditFilter::default(), Page::first(2))
+        .audit_list(AuditFilter::default(), PageRequest::first(2))
         .await
         .unwrap();
-    let next = Page {
+    let next = PageRequest {
         limit: Some(10),
         cursor: first.next_cursor,
     };
@@ -667,9 +694,9 @@ async fn the_audit_log_only_grows() {
 }
 
 #[tokio::test]
-async fn the_database_is_for_its_owner_alone() {
+async fn database_files_are_accessible_to_their_owner_only() {
     use std::os::unix::fs::PermissionsExt;
-    let fixture = Fixture::new().await;
+    let fixture = StoreFixture::new().await;
     fixture.project("p").await;
     for file in std::fs::read_dir(fixture.dir.path()).unwrap() {
         let file = file.unwrap();
@@ -684,7 +711,7 @@ async fn the_database_is_for_its_owner_alone() {
 
 #[tokio::test]
 async fn ten_thousand_projects_are_listed_through_an_index() {
-    let fixture = Fixture::new().await;
+    let fixture = StoreFixture::new().await;
     fixture.store.close().await;
     let mut db = SqliteConnectOptions::new()
         .filename(fixture.path())
@@ -716,4 +743,39 @@ async fn ten_thousand_projects_are_listed_through_an_index() {
             "{sql}: {plan}"
         );
     }
+}
+
+#[tokio::test]
+async fn audit_entries_appended_together_keep_their_order() {
+    let fixture = StoreFixture::new().await;
+    let entry = |n: usize| AuditEntry {
+        token_id: None,
+        session_id: None,
+        project_id: None,
+        action: format!("a{n}"),
+        target: None,
+        outcome: "ok".into(),
+        detail: None,
+    };
+    let store = &fixture.store;
+    assert_eq!(store.audit_append(entry(0)).await.unwrap(), 0);
+    assert_eq!(
+        store
+            .audit_append_all((1..100).map(entry).collect())
+            .await
+            .unwrap(),
+        1
+    );
+    let rows = store
+        .audit_list(AuditFilter::default(), PageRequest::first(1000))
+        .await
+        .unwrap()
+        .items;
+    let seen: Vec<_> = rows
+        .iter()
+        .rev()
+        .map(|row| (row.index, row.entry.action.clone()))
+        .collect();
+    let wanted: Vec<_> = (0..100).map(|n| (n as i64, format!("a{n}"))).collect();
+    assert_eq!(seen, wanted);
 }

@@ -1,4 +1,5 @@
-//! A small MCP server on stdio for this crate's own tests, and the inner stage of the sandbox they run it in.
+//! The MCP server on stdio that this crate's tests start; with `sandbox-init` as its first argument it is the
+//! inner stage of the sandbox instead.
 
 #![allow(
     missing_docs,
@@ -24,7 +25,7 @@ fn serve() {
     if let Ok(said) = std::env::var("TOOL_SERVER_SAYS") {
         eprintln!("{said}");
     }
-    // A line that is no message must not disturb anyone.
+    // Servers that log to stdout exist: a line that is no JSON-RPC message must be ignored.
     println!("a tool server greets its log, which is stdout by mistake");
     if std::env::var_os("TOOL_SERVER_EXITS").is_some() {
         std::process::exit(3);

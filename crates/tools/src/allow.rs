@@ -1,46 +1,46 @@
-//! An agent's `allowed` and `denied`, made ready to be asked.
+//! An agent's `allowed` and `denied`, compiled for lookup.
 //!
 //! `allowed` names catalog tools: by alias, canonical name, `<id>_<tool>`, or all of an entry with `@id/*`.
-//! An alias is read as its target, never also as another tool's plain name: what is allowed stays as narrow
-//! as it was meant. `denied` is the other way round: a pattern denies a tool if it fits any of its names.
+//! An alias allows only its target, never also another tool whose plain name is spelled the same, so that the
+//! list allows no more than intended. `denied` is wider: a pattern denies a tool if it matches any of its names.
 
 use std::collections::{HashMap, HashSet};
 
-use oubliette_protocol::agent::{AgentTools, split_canonical};
+use oubliette_protocol::agent::{AgentToolSettings, split_canonical_name};
 
-/// What the rules say about a tool, and which rule said it.
+/// Whether the rules allow a tool, and which rule decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// It may be called.
+pub enum RuleVerdict {
+    /// It may be called, by the rule given in words.
     Allowed(String),
     /// `allowed` does not name it.
     NotListed,
-    /// A pattern of `denied` fits it.
+    /// This pattern of `denied` matches one of its names.
     Denied(String),
 }
 
-impl Verdict {
+impl RuleVerdict {
     /// Whether it may be called.
     pub fn allows(&self) -> bool {
-        matches!(self, Verdict::Allowed(_))
+        matches!(self, RuleVerdict::Allowed(_))
     }
 
-    /// The rule in words.
+    /// The deciding rule in words.
     pub fn reason(&self) -> String {
         match self {
-            Verdict::Allowed(rule) => rule.clone(),
-            Verdict::NotListed => "not named in tools.allowed".into(),
-            Verdict::Denied(pattern) => format!("denied by {pattern:?} in tools.denied"),
+            RuleVerdict::Allowed(rule) => rule.clone(),
+            RuleVerdict::NotListed => "not named in tools.allowed".into(),
+            RuleVerdict::Denied(pattern) => format!("denied by {pattern:?} in tools.denied"),
         }
     }
 }
 
-/// Every name of a catalog tool.
+/// All names of a catalog tool.
 #[derive(Debug, Clone, Copy)]
-pub struct Names<'a> {
-    /// Its entry's id.
+pub struct ToolNames<'a> {
+    /// The id of its catalog entry.
     pub id: &'a str,
-    /// `@<id>/<tool>`, when it is known.
+    /// `@<id>/<tool>`; `None` when only a plain name was given.
     pub canonical: Option<&'a str>,
     /// `<id>_<tool>`.
     pub plain: &'a str,
@@ -48,64 +48,67 @@ pub struct Names<'a> {
     pub aliases: &'a [String],
 }
 
-/// An agent's rules.
+/// An agent's `allowed` and `denied` lists.
 #[derive(Debug, Default)]
-pub struct Rules {
-    allowed: Allowed,
-    denied: Denied,
+pub struct ToolRules {
+    allowed: AllowList,
+    denied: DenyList,
 }
 
 #[derive(Debug, Default)]
-struct Allowed {
-    /// The whole of `use`, and by which rule.
-    everything: Option<&'static str>,
-    /// Canonical name → the entry that allows it.
+struct AllowList {
+    /// The rule that allows all of `use`, if there is one.
+    allow_all_rule: Option<&'static str>,
+    /// Canonical name → the item of `allowed` that names it.
     canonical: HashMap<String, String>,
-    /// Plain names.
+    /// Plain names in `allowed`.
     plain: HashSet<String>,
-    /// Ids whose every tool is allowed.
+    /// Catalog ids allowed as a whole, by `@id/*`.
     ids: HashSet<String>,
 }
 
-impl Rules {
-    /// Reads an agent's rules.
-    pub fn new(tools: &AgentTools) -> Self {
+impl ToolRules {
+    /// Compiles an agent's rules.
+    pub fn new(tools: &AgentToolSettings) -> Self {
         Self {
-            allowed: Allowed::new(tools),
-            denied: Denied::new(&tools.denied),
+            allowed: AllowList::new(tools),
+            denied: DenyList::new(&tools.denied),
         }
     }
 
-    /// What they say about a catalog tool.
-    pub fn catalog(&self, names: Names<'_>) -> Verdict {
+    /// Decides whether a catalog tool may be called. `denied` wins over `allowed`.
+    pub fn judge_catalog_tool(&self, names: ToolNames<'_>) -> RuleVerdict {
         let every = names.canonical.into_iter().chain([names.plain]);
         let every = every.chain(names.aliases.iter().map(String::as_str));
-        if let Some(pattern) = every.into_iter().find_map(|name| self.denied.fits(name)) {
-            return Verdict::Denied(pattern.to_owned());
+        if let Some(pattern) = every
+            .into_iter()
+            .find_map(|name| self.denied.matching_pattern(name))
+        {
+            return RuleVerdict::Denied(pattern.to_owned());
         }
         self.allowed
             .allows(names)
-            .map_or(Verdict::NotListed, Verdict::Allowed)
+            .map_or(RuleVerdict::NotListed, RuleVerdict::Allowed)
     }
 
-    /// The pattern that denies a tool of another source.
-    pub fn denies(&self, name: &str) -> Option<&str> {
-        self.denied.fits(name)
+    /// The pattern of `denied` that matches the full name of a tool of any other source.
+    pub fn denied_by(&self, name: &str) -> Option<&str> {
+        self.denied.matching_pattern(name)
     }
 }
 
-impl Allowed {
-    fn new(tools: &AgentTools) -> Self {
+impl AllowList {
+    fn new(tools: &AgentToolSettings) -> Self {
         let mut allowed = Self::default();
         if tools.allowed.is_empty() {
-            allowed.everything = Some("tools.allowed is empty, so all of tools.use is allowed");
+            allowed.allow_all_rule = Some("tools.allowed is empty, so all of tools.use is allowed");
         }
         for entry in &tools.allowed {
             if entry == "*" {
-                allowed.everything = Some("allowed by \"*\" in tools.allowed");
+                allowed.allow_all_rule = Some("allowed by \"*\" in tools.allowed");
             } else if let Some(target) = tools.aliases.get(entry) {
                 allowed.canonical.insert(target.clone(), entry.clone());
-            } else if let Some((id, tool)) = split_canonical(entry) {
+            } else if let Some((id, tool)) = split_canonical_name(entry) {
                 match tool {
                     "*" => drop(allowed.ids.insert(id.to_owned())),
                     _ => drop(allowed.canonical.insert(entry.clone(), entry.clone())),
@@ -117,8 +120,8 @@ impl Allowed {
         allowed
     }
 
-    fn allows(&self, names: Names<'_>) -> Option<String> {
-        if let Some(rule) = self.everything {
+    fn allows(&self, names: ToolNames<'_>) -> Option<String> {
+        if let Some(rule) = self.allow_all_rule {
             return Some(rule.to_owned());
         }
         let by = |entry: &str| format!("allowed by {entry:?} in tools.allowed");
@@ -134,21 +137,21 @@ impl Allowed {
     }
 }
 
-/// Patterns in three heaps, so that ten thousand of them against ten thousand tools stay cheap: whole names
-/// and prefixes are looked up, only the rest is tried one by one.
+/// The patterns of `denied`, sorted by kind so that ten thousand of them against ten thousand tools stay
+/// cheap: exact names and prefixes are looked up in maps, only the other globs are tried one by one.
 #[derive(Debug, Default)]
-struct Denied {
-    whole: HashSet<String>,
+struct DenyList {
+    exact: HashSet<String>,
     prefixes: HashMap<usize, HashMap<String, String>>,
     globs: Vec<String>,
 }
 
-impl Denied {
+impl DenyList {
     fn new(patterns: &[String]) -> Self {
         let mut denied = Self::default();
         for pattern in patterns {
             match pattern.find('*') {
-                None => drop(denied.whole.insert(pattern.clone())),
+                None => drop(denied.exact.insert(pattern.clone())),
                 Some(star) if star + 1 == pattern.len() => {
                     let prefix = pattern[..star].to_owned();
                     denied
@@ -163,8 +166,8 @@ impl Denied {
         denied
     }
 
-    fn fits(&self, name: &str) -> Option<&str> {
-        if let Some(whole) = self.whole.get(name) {
+    fn matching_pattern(&self, name: &str) -> Option<&str> {
+        if let Some(whole) = self.exact.get(name) {
             return Some(whole);
         }
         let prefixed = self
@@ -172,15 +175,15 @@ impl Denied {
             .iter()
             .find_map(|(length, set)| set.get(name.get(..*length)?));
         prefixed
-            .or_else(|| self.globs.iter().find(|glob| glob_fits(glob, name)))
+            .or_else(|| self.globs.iter().find(|glob| glob_matches(glob, name)))
             .map(String::as_str)
     }
 }
 
-/// Whether a pattern fits a whole name; `*` stands for any run of characters, even none.
+/// Whether a pattern matches a whole name; `*` stands for any run of characters, even none.
 ///
-/// It goes back only to the last star, so its cost is at most pattern × name and never exponential.
-pub fn glob_fits(pattern: &str, name: &str) -> bool {
+/// It backtracks only to the last star, so the cost is at most pattern × name and never exponential.
+pub fn glob_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
@@ -213,14 +216,14 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn rules(tools: serde_json::Value) -> Rules {
-        Rules::new(&serde_json::from_value(tools).unwrap())
+    fn rules(tools: serde_json::Value) -> ToolRules {
+        ToolRules::new(&serde_json::from_value(tools).unwrap())
     }
 
-    fn ask(rules: &Rules, id: &str, tool: &str, aliases: &[&str]) -> Verdict {
+    fn ask(rules: &ToolRules, id: &str, tool: &str, aliases: &[&str]) -> RuleVerdict {
         let aliases: Vec<String> = aliases.iter().map(|a| (*a).into()).collect();
         let (canonical, plain) = (format!("@{id}/{tool}"), format!("{id}_{tool}"));
-        rules.catalog(Names {
+        rules.judge_catalog_tool(ToolNames {
             id,
             canonical: Some(&canonical),
             plain: &plain,
@@ -245,17 +248,21 @@ mod tests {
         for entry in ["@files/read", "files_read", "@files/*", "r"] {
             let rules = rules(json!({"use":["files"],"allowed":[entry],"aliases":{"r":"@files/read"}}));
             assert!(ask(&rules, "files", "read", &["r"]).allows(), "{entry}");
-            assert_eq!(ask(&rules, "notes", "read", &[]), Verdict::NotListed, "{entry}");
+            assert_eq!(
+                ask(&rules, "notes", "read", &[]),
+                RuleVerdict::NotListed,
+                "{entry}"
+            );
             assert_eq!(
                 ask(&rules, "files", "write", &[]).allows(),
                 entry == "@files/*",
                 "{entry}"
             );
         }
-        // Other patterns name no tool.
+        // `allowed` takes no other patterns.
         assert_eq!(
             ask(&rules(json!({"allowed":["files_*"]})), "files", "read", &[]),
-            Verdict::NotListed
+            RuleVerdict::NotListed
         );
     }
 
@@ -264,7 +271,7 @@ mod tests {
         let rules = rules(json!({"use":["files","notes"],"allowed":["files_read"],
                                  "aliases":{"files_read":"@notes/x"}}));
         assert!(ask(&rules, "notes", "x", &["files_read"]).allows());
-        assert_eq!(ask(&rules, "files", "read", &[]), Verdict::NotListed);
+        assert_eq!(ask(&rules, "files", "read", &[]), RuleVerdict::NotListed);
     }
 
     #[test]
@@ -283,43 +290,43 @@ mod tests {
                                      "aliases":{"r":"@files/read"}}));
             assert_eq!(
                 ask(&rules, "files", "read", &["r"]),
-                Verdict::Denied(pattern.into())
+                RuleVerdict::Denied(pattern.into())
             );
         }
         let other = rules(json!({"denied":["myapp_*","session_message"]}));
-        assert_eq!(other.denies("myapp_send"), Some("myapp_*"));
-        assert_eq!(other.denies("session_message"), Some("session_message"));
-        assert_eq!(other.denies("session_messages"), None);
-        assert_eq!(other.denies("äöü"), None);
+        assert_eq!(other.denied_by("myapp_send"), Some("myapp_*"));
+        assert_eq!(other.denied_by("session_message"), Some("session_message"));
+        assert_eq!(other.denied_by("session_messages"), None);
+        assert_eq!(other.denied_by("äöü"), None);
     }
 
     #[test]
-    fn a_bomb_of_stars_is_cheap() {
+    fn many_stars_do_not_backtrack_exponentially() {
         let pattern = "*a".repeat(100);
-        assert!(!glob_fits(&pattern, &"a".repeat(99)));
-        assert!(glob_fits(&pattern, &"a".repeat(10_000)));
-        assert!(!glob_fits(&format!("{pattern}b"), &"a".repeat(10_000)));
+        assert!(!glob_matches(&pattern, &"a".repeat(99)));
+        assert!(glob_matches(&pattern, &"a".repeat(10_000)));
+        assert!(!glob_matches(&format!("{pattern}b"), &"a".repeat(10_000)));
     }
 
-    /// The same, the slow and plain way.
-    fn plainly(pattern: &[u8], name: &[u8]) -> bool {
+    /// The definition of a match, as a recursion without regard to cost.
+    fn glob_matches_naive(pattern: &[u8], name: &[u8]) -> bool {
         match pattern.split_first() {
             None => name.is_empty(),
-            Some((b'*', rest)) => (0..=name.len()).any(|skip| plainly(rest, &name[skip..])),
-            Some((byte, rest)) => name.first() == Some(byte) && plainly(rest, &name[1..]),
+            Some((b'*', rest)) => (0..=name.len()).any(|skip| glob_matches_naive(rest, &name[skip..])),
+            Some((byte, rest)) => name.first() == Some(byte) && glob_matches_naive(rest, &name[1..]),
         }
     }
 
     proptest! {
         #[test]
-        fn globs_fit_as_defined(pattern in "[ab*]{0,8}", name in "[ab]{0,8}") {
-            prop_assert_eq!(glob_fits(&pattern, &name), plainly(pattern.as_bytes(), name.as_bytes()));
+        fn glob_matches_agrees_with_the_naive_version(pattern in "[ab*]{0,8}", name in "[ab]{0,8}") {
+            prop_assert_eq!(glob_matches(&pattern, &name), glob_matches_naive(pattern.as_bytes(), name.as_bytes()));
         }
 
         #[test]
-        fn denied_heaps_agree_with_the_glob(patterns in prop::collection::vec("[ab_*]{1,5}", 0..6), name in "[ab_]{0,6}") {
-            let denied = Denied::new(&patterns);
-            prop_assert_eq!(denied.fits(&name).is_some(), patterns.iter().any(|p| glob_fits(p, &name)));
+        fn deny_list_agrees_with_glob_matches(patterns in prop::collection::vec("[ab_*]{1,5}", 0..6), name in "[ab_]{0,6}") {
+            let denied = DenyList::new(&patterns);
+            prop_assert_eq!(denied.matching_pattern(&name).is_some(), patterns.iter().any(|p| glob_matches(p, &name)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A call on its way to the gate: what is wanted, who wants it, how it can be given up.
+//! One tool call: the tool it names, who makes it, how it is cancelled, and what the tool answers.
 
 use std::sync::Arc;
 
@@ -10,33 +10,33 @@ use serde::{
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
-/// How far a call has got, as MCP's `notifications/progress` says it.
+/// Progress of a call, with the fields of MCP's `notifications/progress`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Progress {
-    /// Grows with every notification.
+pub struct CallProgress {
+    /// How much is done; grows with every notification.
     pub progress: f64,
-    /// Where it ends, if that is known.
+    /// The value of `progress` at the end, if known.
     pub total: Option<f64>,
-    /// What is being done.
+    /// A text for people.
     pub message: Option<String>,
 }
 
-/// Where progress goes.
-pub type ProgressSink = Arc<dyn Fn(Progress) + Send + Sync>;
+/// Receives a call's progress.
+pub type ProgressSink = Arc<dyn Fn(CallProgress) + Send + Sync>;
 
-/// What goes with a call besides its arguments.
+/// What accompanies a call besides its arguments: cancellation, progress, turn.
 #[derive(Clone, Default)]
 pub struct CallContext {
-    /// Cancelled when whoever asked gives up.
+    /// Cancelled when the result is no longer wanted.
     pub cancel: CancellationToken,
-    /// Where progress goes, if anybody listens.
+    /// Receives progress, if the requester asked for it.
     pub progress: Option<ProgressSink>,
-    /// The session's turn it belongs to.
+    /// The session's turn the call belongs to.
     pub turn: Option<u64>,
 }
 
 impl CallContext {
-    /// The same call, cancelled by `cancel` instead.
+    /// A copy with `cancel` in place of its cancellation token.
     #[must_use]
     pub fn with_cancel(&self, cancel: CancellationToken) -> Self {
         Self {
@@ -55,12 +55,12 @@ impl std::fmt::Debug for CallContext {
     }
 }
 
-/// Who asks.
+/// Who makes a call.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum CallOrigin {
     /// The session's own agent, over the relay socket.
     Inside {
-        /// The key it showed, if it showed one.
+        /// The API key sent with the call, if any.
         api_key: Option<String>,
     },
     /// A token, through one of the server's doors.
@@ -68,22 +68,22 @@ pub enum Origin {
 }
 
 // The key must not reach a log by way of a derived Debug.
-impl std::fmt::Debug for Origin {
+impl std::fmt::Debug for CallOrigin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Origin::Inside { api_key } => f
+            CallOrigin::Inside { api_key } => f
                 .debug_struct("Inside")
                 .field("api_key", &api_key.as_ref().map(|_| "…"))
                 .finish(),
-            Origin::Outside(principal) => f.debug_tuple("Outside").field(principal).finish(),
+            CallOrigin::Outside(principal) => f.debug_tuple("Outside").field(principal).finish(),
         }
     }
 }
 
-/// Which tool is asked for, and what it may be.
+/// The tool a call names, and which sources the name may refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// Any source, by any name the agent could use (`tool_call`).
+    /// A tool of any source, by any name the agent could use (`tool_call`).
     Any(String),
     /// A catalog tool by any of its names (`agent_call_tool`).
     Catalog(String),
@@ -91,7 +91,7 @@ pub enum Wanted {
     Caller {
         /// Its name, without the caller's prefix.
         tool: String,
-        /// Whose, when two callers lend the name.
+        /// The caller that lends it; needed when two lend a tool of this name.
         caller_id: Option<CallerId>,
     },
     /// One of Oubliette's own, unprefixed (`oubliette_call_tool`).
@@ -101,7 +101,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// The name as it was called.
+    /// The name in the call.
     pub fn name(&self) -> &str {
         match self {
             Wanted::Any(name) | Wanted::Catalog(name) | Wanted::Own(name) | Wanted::Base(name) => name,
@@ -110,48 +110,48 @@ impl Wanted {
     }
 }
 
-/// What a tool answered.
+/// What a catalog tool answered: a parsed result, or validated JSON text.
 #[derive(Debug)]
-pub(crate) enum Given {
+pub(crate) enum ToolAnswer {
     Result(CallResult),
-    Text(ResultText),
+    Text(RawCallResult),
 }
 
-impl Given {
-    /// The result.
-    pub(crate) fn read(self) -> CallResult {
+impl ToolAnswer {
+    /// The parsed result.
+    pub(crate) fn into_result(self) -> CallResult {
         match self {
-            Given::Result(result) => result,
-            Given::Text(text) => text.read(),
+            ToolAnswer::Result(result) => result,
+            ToolAnswer::Text(text) => text.parse(),
         }
     }
 }
 
-/// The text of a [`CallResult`] that was looked at and not read: it can be passed on as it stands.
+/// The JSON text of a [`CallResult`], validated and not parsed, so that it can be passed on unchanged.
 #[derive(Debug)]
-pub(crate) struct ResultText {
+pub(crate) struct RawCallResult {
     raw: Box<RawValue>,
     is_error: bool,
 }
 
-impl ResultText {
-    /// The text, if it is that of a result, with all that one must have and nothing else.
-    pub(crate) fn of(text: &[u8]) -> Option<Self> {
-        /// Fields have to come by name.
+impl RawCallResult {
+    /// Accepts a text that is a result with its required fields, each of the right type, and no unknown ones.
+    pub(crate) fn validate(text: &[u8]) -> Option<Self> {
+        /// The fields of a result. serde also reads a struct from an array, hence the check for `{` below.
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
-        struct Plain {
+        struct CallResultFields {
             #[serde(rename = "content")]
-            _content: Vec<Sound>,
+            _content: Vec<ValidJson>,
             #[serde(default, rename = "structuredContent")]
-            _structured_content: SoundObject,
+            _structured_content: ValidJsonObject,
             #[serde(default)]
             is_error: bool,
         }
         if !text.trim_ascii_start().starts_with(b"{") {
             return None;
         }
-        let Plain { is_error, .. } = serde_json::from_slice(text).ok()?;
+        let CallResultFields { is_error, .. } = serde_json::from_slice(text).ok()?;
         let raw = serde_json::from_slice(text).ok()?;
         Some(Self { raw, is_error })
     }
@@ -164,72 +164,75 @@ impl ResultText {
         self.is_error
     }
 
-    pub(crate) fn read(&self) -> CallResult {
+    pub(crate) fn parse(&self) -> CallResult {
         serde_json::from_str(self.raw.get()).unwrap_or_default()
     }
 }
 
-/// Any value that [`Value`](serde_json::Value) could hold, looked at and not kept.
+/// Validates that the input is something a [`Value`](serde_json::Value) can hold, and discards it.
 #[derive(Default)]
-struct Sound;
+struct ValidJson;
 
-/// The same of an object.
+/// Like [`ValidJson`], for a JSON object only.
 #[derive(Default)]
-struct SoundObject;
+struct ValidJsonObject;
 
-impl<'de> Deserialize<'de> for Sound {
+impl<'de> Deserialize<'de> for ValidJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Look)
+        deserializer.deserialize_any(ValidJsonVisitor)
     }
 }
 
-impl<'de> Deserialize<'de> for SoundObject {
+impl<'de> Deserialize<'de> for ValidJsonObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Look).map(|Sound| Self)
+        deserializer
+            .deserialize_map(ValidJsonVisitor)
+            .map(|ValidJson| Self)
     }
 }
 
-struct Look;
+/// Visits every nested value and keeps none.
+struct ValidJsonVisitor;
 
-impl<'de> Visitor<'de> for Look {
-    type Value = Sound;
+impl<'de> Visitor<'de> for ValidJsonVisitor {
+    type Value = ValidJson;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Sound, E> {
-        Ok(Sound)
+    fn visit_bool<E>(self, _: bool) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Sound, E> {
-        Ok(Sound)
+    fn visit_i64<E>(self, _: i64) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Sound, E> {
-        Ok(Sound)
+    fn visit_u64<E>(self, _: u64) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Sound, E> {
-        Ok(Sound)
+    fn visit_f64<E>(self, _: f64) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Sound, E> {
-        Ok(Sound)
+    fn visit_str<E>(self, _: &str) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_unit<E>(self) -> Result<Sound, E> {
-        Ok(Sound)
+    fn visit_unit<E>(self) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Sound, A::Error> {
-        while items.next_element::<Sound>()?.is_some() {}
-        Ok(Sound)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<ValidJson, A::Error> {
+        while items.next_element::<ValidJson>()?.is_some() {}
+        Ok(ValidJson)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Sound, A::Error> {
-        while entries.next_entry::<Sound, Sound>()?.is_some() {}
-        Ok(Sound)
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ValidJson, A::Error> {
+        while entries.next_entry::<ValidJson, ValidJson>()?.is_some() {}
+        Ok(ValidJson)
     }
 }
 
@@ -239,21 +242,21 @@ mod tests {
 
     #[test]
     fn a_key_is_never_printed() {
-        let origin = Origin::Inside {
+        let origin = CallOrigin::Inside {
             api_key: Some("oub_secret".into()),
         };
         assert!(!format!("{origin:?}").contains("oub_secret"));
     }
 
     #[test]
-    fn a_result_is_passed_on_unread_only_if_it_is_all_that_one_is() {
+    fn only_a_valid_result_without_unknown_fields_is_passed_on_as_text() {
         for text in [
             r#"{"content":[]}"#,
             r#" {"content":[{"type":"text","text":"\u00fc \ud83d\ude00"}],"structuredContent":{"a":[1,2.5,null,true]},"isError":true}"#,
         ] {
-            let result = ResultText::of(text.as_bytes()).unwrap();
-            assert_eq!(result.read(), serde_json::from_str(text).unwrap());
-            assert_eq!(result.is_error(), result.read().is_error);
+            let result = RawCallResult::validate(text.as_bytes()).unwrap();
+            assert_eq!(result.parse(), serde_json::from_str(text).unwrap());
+            assert_eq!(result.is_error(), result.parse().is_error);
         }
         let deep = format!(
             r#"{{"content":[{}{}]}}"#,
@@ -274,11 +277,11 @@ mod tests {
             r#"{"content":[1e999]}"#,
         ] {
             assert!(
-                ResultText::of(text.as_bytes()).is_none(),
+                RawCallResult::validate(text.as_bytes()).is_none(),
                 "{}",
                 &text[..40.min(text.len())]
             );
         }
-        assert!(ResultText::of(b"{\"content\":[\"\xff\"]}").is_none());
+        assert!(RawCallResult::validate(b"{\"content\":[\"\xff\"]}").is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Why a tool is there, or not: for an agent that runs nowhere yet, and in a sentence.
+//! An agent's tools as far as they are known without a session, and why it may call a tool, in a sentence.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -7,46 +7,48 @@ use oubliette_protocol::{
     agent::AgentDefinition,
     catalog::ToolDefinition,
     id::quoted,
-    tool::{Light, ServerRow, Source, ToolList, ToolRow},
+    tool::{HealthStatus, ListedServer, ListedTool, ToolList, ToolSource},
 };
 
 use crate::{
-    allow::{Rules, Verdict},
+    allow::{RuleVerdict, ToolRules},
     builtin, name,
-    registry::{Entry, Found, NOTE, Offer, Registry, UNAVAILABLE},
+    registry::{
+        NOTE_SEPARATOR, NameResolution, OfferedTools, RegistryEntry, ToolRegistry, UNAVAILABLE_SEPARATOR,
+    },
 };
 
-/// What an agent's tools are as far as they are known without starting anything: its built-ins, and the
-/// names its aliases give.
+/// An agent's tools as far as they are known without starting anything: its built-ins, and the tools its
+/// aliases name.
 pub fn preview(definition: &AgentDefinition, catalog: &[Arc<ToolDefinition>]) -> ToolList {
-    let offers = offers(definition, catalog);
-    let registry = registry(definition, &offers, &HashSet::new());
+    let offers = preview_offers(definition, catalog);
+    let registry = build_registry(definition, &offers, &HashSet::new());
     let now = jiff::Timestamp::now();
     let servers = offers
         .iter()
-        .zip(used(definition, catalog))
-        .map(|(offer, tool)| ServerRow {
+        .zip(used_entries(definition, catalog))
+        .map(|(offer, tool)| ListedServer {
             id: offer.id.clone(),
             transport: tool.transport().into(),
-            status: if offer.down.is_none() {
-                Light::Green
+            status: if offer.down_reason.is_none() {
+                HealthStatus::Green
             } else {
-                Light::Yellow
+                HealthStatus::Yellow
             },
             since: now,
             last_check: None,
-            error: offer.down.clone(),
+            error: offer.down_reason.clone(),
             next_retry: None,
             tools: offer.tools.len(),
         });
     ToolList {
-        tools: registry.entries().iter().map(Entry::row).collect(),
+        tools: registry.entries().iter().map(RegistryEntry::row).collect(),
         servers: servers.collect(),
     }
 }
 
 /// Whether an agent may call a tool, by which rule, and whether a call would reach it, in a sentence or two.
-/// `list` is what a running session or [`preview`] shows.
+/// `list` comes from a running session or from [`preview`].
 pub fn explain(agent: &Slug, definition: &AgentDefinition, list: &ToolList, tool: &str) -> String {
     let row = list
         .tools
@@ -63,48 +65,52 @@ pub fn explain(agent: &Slug, definition: &AgentDefinition, list: &ToolList, tool
     }
 }
 
-fn explain_row(agent: &Slug, row: &ToolRow) -> String {
+fn explain_row(agent: &Slug, row: &ListedTool) -> String {
     let what = match row.source {
-        Source::Catalog => format!("{} ({}, from the catalog)", row.name, row.canonical),
-        Source::Caller | Source::Oubliette | Source::Base => row.name.clone(),
+        ToolSource::Catalog => format!("{} ({}, from the catalog)", row.name, row.canonical),
+        ToolSource::Caller | ToolSource::Oubliette | ToolSource::Base => row.name.clone(),
     };
     let reason = row.reason.as_deref().unwrap_or("no rule is against it");
-    let (reason, note) = split(reason, NOTE);
-    let (rule, why) = split(reason, UNAVAILABLE);
+    let (reason, note) = split(reason, NOTE_SEPARATOR);
+    let (rule, why) = split(reason, UNAVAILABLE_SEPARATOR);
     let mut said = match row.allowed {
         true => format!("{agent} may call {what}: {}.", clause(rule)),
         false => format!("{agent} may not call {what}: {}.", clause(rule)),
     };
     if let Some(why) = why {
-        said += &format!(" A call would not reach it: {}.", bare(why));
+        said += &format!(" A call would not reach it: {}.", one_line(why));
     }
     if let Some(note) = note {
-        said += &format!(" Note: {}.", bare(&note.replace(NOTE, "; ")));
+        said += &format!(" Note: {}.", one_line(&note.replace(NOTE_SEPARATOR, "; ")));
     }
     said
 }
 
 fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, tool: &str) -> String {
-    let offers: Vec<Offer> = list
+    let offers: Vec<OfferedTools> = list
         .servers
         .iter()
-        .map(|row| Offer {
+        .map(|row| OfferedTools {
             id: row.id.clone(),
-            down: (row.status != Light::Green)
+            down_reason: (row.status != HealthStatus::Green)
                 .then(|| row.error.clone().unwrap_or_else(|| "it is not ready".into())),
             tools: Arc::default(),
         })
         .collect();
-    let registry = registry(definition, &offers, &HashSet::new());
+    let registry = build_registry(definition, &offers, &HashSet::new());
     let shown = quoted(tool);
-    if let Some(pattern) = registry.rules().denies(tool) {
-        let verdict = Verdict::Denied(pattern.to_owned());
+    if let Some(pattern) = registry.rules().denied_by(tool) {
+        let verdict = RuleVerdict::Denied(pattern.to_owned());
         return format!("{agent} may not call {shown}: {}.", clause(&verdict.reason()));
     }
     match registry.resolve(tool) {
-        Found::Missing { id, verdict, down } => {
+        NameResolution::Missing {
+            id,
+            verdict,
+            down_reason: down,
+        } => {
             let rule = verdict.reason();
-            match (down.map(bare), verdict.allows()) {
+            match (down.map(one_line), verdict.allows()) {
                 (Some(why), true) => format!(
                     "{agent} may call {shown} if {id} has such a tool, which is not known: {why}. The rule: {}.",
                     clause(&rule)
@@ -120,18 +126,18 @@ fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, t
                 ),
             }
         }
-        Found::NotUsed { id } => {
+        NameResolution::NotUsed { id } => {
             format!(
                 "{agent} may not call {shown}: tools.use does not name {}.",
                 quoted(id)
             )
         }
-        Found::Tool(entry) => explain_row(agent, &entry.row()),
-        Found::Unknown if tool.starts_with(name::OWN_PREFIX) => format!(
+        NameResolution::Tool(entry) => explain_row(agent, &entry.row()),
+        NameResolution::Unknown if tool.starts_with(name::OWN_PREFIX) => format!(
             "{agent} may call {shown} as far as its key reaches: one of Oubliette's own tools, listed to sessions \
              that have an OUBLIETTE_API_KEY."
         ),
-        Found::Unknown => {
+        NameResolution::Unknown => {
             let names = list.tools.iter().map(|row| row.name.as_str());
             let near = name::nearest(tool, names);
             let hint = if near.is_empty() {
@@ -151,7 +157,7 @@ fn split<'a>(reason: &'a str, at: &str) -> (&'a str, Option<&'a str>) {
     }
 }
 
-/// A rule as the second half of a sentence.
+/// A rule as the second half of a sentence: `it is …` where the rule has no subject.
 fn clause(rule: &str) -> String {
     const BEGUN: [&str; 6] = [
         "allowed by",
@@ -162,13 +168,13 @@ fn clause(rule: &str) -> String {
         "within reach",
     ];
     match BEGUN.iter().any(|begin| rule.starts_with(begin)) {
-        true => format!("it is {}", bare(rule)),
-        false => bare(rule),
+        true => format!("it is {}", one_line(rule)),
+        false => one_line(rule),
     }
 }
 
-/// A text on one line, without the full stop that the sentence around it has.
-fn bare(text: &str) -> String {
+/// A text on one line and without its full stop, to stand inside a sentence.
+fn one_line(text: &str) -> String {
     let lines: Vec<&str> = text
         .lines()
         .map(str::trim)
@@ -177,28 +183,35 @@ fn bare(text: &str) -> String {
     lines.join("; ").trim_end_matches('.').to_owned()
 }
 
-fn used<'a>(definition: &'a AgentDefinition, catalog: &'a [Arc<ToolDefinition>]) -> Vec<&'a ToolDefinition> {
+fn used_entries<'a>(
+    definition: &'a AgentDefinition,
+    catalog: &'a [Arc<ToolDefinition>],
+) -> Vec<&'a ToolDefinition> {
     let find = |id: &CatalogId| catalog.iter().find(|tool| tool.id() == id).map(|tool| &**tool);
     definition.tools.uses.iter().filter_map(find).collect()
 }
 
-fn offers(definition: &AgentDefinition, catalog: &[Arc<ToolDefinition>]) -> Vec<Offer> {
+fn preview_offers(definition: &AgentDefinition, catalog: &[Arc<ToolDefinition>]) -> Vec<OfferedTools> {
     let offer = |tool: &ToolDefinition| match tool {
-        ToolDefinition::Builtin(entry) => Offer {
+        ToolDefinition::Builtin(entry) => OfferedTools {
             id: entry.id.clone(),
-            down: None,
-            tools: [builtin::info(entry)].into(),
+            down_reason: None,
+            tools: [builtin::tool_info(entry)].into(),
         },
-        ToolDefinition::Mcp(server) => Offer {
+        ToolDefinition::Mcp(server) => OfferedTools {
             id: server.id.clone(),
-            down: Some("it is started with a session".into()),
+            down_reason: Some("it is started with a session".into()),
             tools: Arc::default(),
         },
     };
-    used(definition, catalog).into_iter().map(offer).collect()
+    used_entries(definition, catalog).into_iter().map(offer).collect()
 }
 
-fn registry(definition: &AgentDefinition, offers: &[Offer], known: &HashSet<CatalogId>) -> Registry {
-    let rules = Arc::new(Rules::new(&definition.tools));
-    Registry::new(&definition.tools, rules, offers, Arc::new(known.clone()))
+fn build_registry(
+    definition: &AgentDefinition,
+    offers: &[OfferedTools],
+    catalog_ids: &HashSet<CatalogId>,
+) -> ToolRegistry {
+    let rules = Arc::new(ToolRules::new(&definition.tools));
+    ToolRegistry::new(&definition.tools, rules, offers, Arc::new(catalog_ids.clone()))
 }

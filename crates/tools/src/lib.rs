@@ -1,20 +1,21 @@
 //! The tool plane: the one gate between an agent and every tool, whatever its source.
 //!
 //! It knows no session and no HTTP. Callers and Oubliette's own tools are reached through the traits in
-//! [`ports`], tool servers through [`upstream`], processes through `oubliette-sandbox`.
+//! [`ports`], MCP servers through [`upstream`], processes through `oubliette-sandbox`.
 //!
-//! In the order a call takes:
+//! In the order a call passes them:
 //!
-//! - [`call`]: what is asked for ([`Wanted`]), by whom ([`Origin`]), and how to give it up ([`CallContext`]).
-//! - [`plane`]: [`Plane`], one a session: name → rules → [`Permit`] → source → debugger.
-//! - [`registry`]: every name a catalog tool has, what it means, and who wins when two want one name;
-//!   [`name`] makes and bounds names, [`allow`] holds an agent's `allowed` and `denied`.
+//! - [`call`]: which tool is called ([`Wanted`]), by whom ([`CallOrigin`]), with which cancellation and progress
+//!   sink ([`CallContext`]).
+//! - [`plane`]: [`ToolPlane`], one per session: name → rules → [`Permit`] → source → debugger.
+//! - [`registry`]: every name of every catalog tool, and which tool gets a name that two claim;
+//!   [`name`] builds and bounds names, [`allow`] evaluates an agent's `allowed` and `denied`.
 //! - [`permit`]: the value without which no source can be dispatched to.
-//! - [`context`]: [`Context`], one running agent's servers and registry: built, followed, torn down.
+//! - [`context`]: [`AgentContext`], one running agent's servers and registry: built, kept current, torn down.
 //! - [`upstream`]: MCP servers over stdio, ws, tcp and http. [`builtin`]: `fs_read`, `fs_write`, `shell_exec`.
-//! - [`thread`]: the threads that calls are made on.
-//! - [`trust`]: what `oubliette.toml` opens of the host; [`secret`]: what may never be shown.
-//! - [`mod@explain`]: why a tool is there, or not, in a sentence.
+//! - [`thread`]: the threads that run tool calls.
+//! - [`trust`]: the host resources that `oubliette.toml` allows; [`secret`]: values that are masked in all output.
+//! - [`mod@explain`]: whether and why an agent may call a tool, in a sentence.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -33,12 +34,12 @@ pub mod thread;
 pub mod trust;
 pub mod upstream;
 
-pub use call::{CallContext, Origin, Progress, Wanted};
-pub use context::{BuildSpec, Context};
+pub use call::{CallContext, CallOrigin, CallProgress, Wanted};
+pub use context::{AgentContext, ContextSpec};
 pub use explain::{explain, preview};
 pub use permit::Permit;
-pub use plane::{Plane, PlaneParts};
-pub use ports::{Callers, DebugSink, OwnTools};
+pub use plane::{ToolPlane, ToolPlaneParts};
+pub use ports::{CallerTools, DebugSink, OwnTools};
 pub use secret::Secrets;
 pub use thread::{CallThread, CallThreads};
 pub use trust::{Environment, ProcessEnvironment, Trust, TrustTable};

@@ -1,32 +1,32 @@
-//! How tools are named, and how long a name may be.
+//! Building, splitting and bounding tool names.
 //!
 //! A catalog tool has a canonical name, `@<id>/<tool>`, and a plain one, `<id>_<tool>`, that any model can
-//! spell. Neither a catalog id nor a caller id can hold `_`, so what stands before the first `_` of a plain
-//! name says whose it is.
+//! spell. Neither a catalog id nor a caller id can contain `_`, so the part before the first `_` of a plain
+//! name is the id of its owner.
 
-use oubliette_protocol::{CatalogId, agent::tool_name_byte, relay::method};
+use oubliette_protocol::{CatalogId, agent::is_tool_name_byte, relay::method};
 
-/// Longest name of a tool that is taken from a server, in bytes.
-pub const MAX_TOOL: usize = 200;
+/// Maximum length of a tool name accepted from a server, in bytes.
+pub const MAX_TOOL_NAME: usize = 200;
 
-/// Longest name a call may use, in bytes: room for `@<id>/` before the longest tool.
-pub const MAX_CALLED: usize = MAX_TOOL + 64;
+/// Maximum length of a name in a call, in bytes: the longest tool name with `@<id>/` before it.
+pub const MAX_CALLED_NAME: usize = MAX_TOOL_NAME + 64;
 
-/// What the names of Oubliette's own tools start with.
+/// The prefix of the names of Oubliette's own tools.
 pub const OWN_PREFIX: &str = "oubliette_";
 
-/// `@<id>/<tool>`.
+/// The canonical name, `@<id>/<tool>`.
 pub fn canonical(id: &CatalogId, tool: &str) -> String {
     format!("@{id}/{tool}")
 }
 
-/// `<id>_<tool>`, every character outside `[A-Za-z0-9_-]` made `_`.
+/// The plain name, `<id>_<tool>`, with every character outside `[A-Za-z0-9_-]` replaced by `_`.
 pub fn plain(id: &CatalogId, tool: &str) -> String {
     let mut name = String::with_capacity(id.as_str().len() + 1 + tool.len());
     name.push_str(id.as_str());
     name.push('_');
     name.extend(tool.chars().map(|c| {
-        if u8::try_from(c).is_ok_and(tool_name_byte) {
+        if u8::try_from(c).is_ok_and(is_tool_name_byte) {
             c
         } else {
             '_'
@@ -35,22 +35,22 @@ pub fn plain(id: &CatalogId, tool: &str) -> String {
     name
 }
 
-/// What stands before the first `_`: the id of a catalog entry or caller, if it is one's.
-pub fn owner(name: &str) -> Option<(&str, &str)> {
+/// Splits a plain name at its first `_` into the id of a catalog entry or caller and the tool's name.
+pub fn split_owner(name: &str) -> Option<(&str, &str)> {
     name.split_once('_')
         .filter(|(owner, rest)| !owner.is_empty() && !rest.is_empty())
 }
 
-/// Why a name belongs to Oubliette itself and can be no catalog tool's.
-pub fn reserved(name: &str) -> Option<&'static str> {
-    if method::BASE.contains(&name) {
+/// What a name is reserved for, when no catalog tool may have it.
+pub fn reserved_for(name: &str) -> Option<&'static str> {
+    if method::BASE_TOOLS.contains(&name) {
         return Some("a base tool of every agent");
     }
     name.starts_with(OWN_PREFIX)
         .then_some("one of Oubliette's own tools")
 }
 
-/// Up to three of `names` that somebody who wrote `wanted` may have meant.
+/// Up to three of `names` that are close enough to `wanted` to be suggested for a typing error.
 pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     const LONGEST: usize = 64;
     const MOST: usize = 500;
@@ -58,7 +58,7 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'
         return Vec::new();
     }
     let near = names.take(MOST).filter(|name| name.len() <= LONGEST);
-    // Half of a short name may not be wrong, or anything would be near.
+    // At most half of a short name may differ, or any short name would match.
     let most = (wanted.len() / 2).min(3);
     let mut scored: Vec<(usize, &str)> = near
         .map(|name| (distance(wanted, name), name))
@@ -69,7 +69,7 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'
     scored.into_iter().take(3).map(|(_, name)| name).collect()
 }
 
-/// Levenshtein's distance, by bytes.
+/// Levenshtein distance in bytes.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -90,18 +90,18 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_are_made_spellable() {
+    fn names_are_built_split_and_reserved() {
         let id: CatalogId = "my-files".parse().unwrap();
         assert_eq!(canonical(&id, "read.file"), "@my-files/read.file");
         assert_eq!(plain(&id, "read.file/ä x"), "my-files_read_file___x");
-        assert_eq!(owner("my-files_read_file"), Some(("my-files", "read_file")));
-        assert_eq!(owner("_x"), None);
-        assert!(reserved("session_message").is_some() && reserved("oubliette_x").is_some());
-        assert!(reserved("oubliettes_x").is_none());
+        assert_eq!(split_owner("my-files_read_file"), Some(("my-files", "read_file")));
+        assert_eq!(split_owner("_x"), None);
+        assert!(reserved_for("session_message").is_some() && reserved_for("oubliette_x").is_some());
+        assert!(reserved_for("oubliettes_x").is_none());
     }
 
     #[test]
-    fn a_slip_of_the_pen_is_recognised() {
+    fn close_misspellings_are_suggested() {
         assert_eq!(
             nearest("read_fiel", ["read_file", "write", "read"].into_iter()),
             ["read_file"]
@@ -115,7 +115,7 @@ mod tests {
         fn a_plain_name_has_only_plain_characters(tool in ".{1,60}") {
             let id: CatalogId = "a".parse().unwrap();
             let name = plain(&id, &tool);
-            prop_assert!(name.bytes().all(tool_name_byte));
+            prop_assert!(name.bytes().all(is_tool_name_byte));
             prop_assert_eq!(name.chars().count(), tool.chars().count() + 2);
         }
     }

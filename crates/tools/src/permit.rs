@@ -1,34 +1,34 @@
-//! The value without which no source can be dispatched to.
+//! The value that dispatching a call to a tool source requires.
 //!
 //! A [`Permit`] is made in one place, the gate in this crate's plane, after the name was resolved and the
-//! agent's rules were asked. Dispatching takes it by value, so one permit is one call. Outside this crate
-//! nobody can make one: its fields are private and it is neither `Clone` nor `Default`.
+//! agent's rules were checked. Dispatching takes it by value, so one permit is one call. Outside this crate
+//! none can be made: its fields are private and it is neither `Clone` nor `Default`.
 
 use std::sync::Arc;
 
-use oubliette_protocol::tool::Source;
+use oubliette_protocol::tool::ToolSource;
 
-/// Leave to call one tool once.
+/// Permission to call one tool once.
 #[derive(Debug)]
-#[must_use = "a permit that is not used was asked for in vain"]
+#[must_use = "a permit is for exactly one call: dispatch it"]
 pub struct Permit {
     canonical: Arc<str>,
-    source: Source,
+    source: ToolSource,
 }
 
 impl Permit {
-    /// Made by the gate alone.
-    pub(crate) fn grant(canonical: Arc<str>, source: Source) -> Self {
+    /// Creates a permit; only the gate calls this.
+    pub(crate) fn grant(canonical: Arc<str>, source: ToolSource) -> Self {
         Self { canonical, source }
     }
 
-    /// The tool it is for: `@<id>/<tool>`, or the full name of any other.
+    /// The permitted tool: `@<id>/<tool>` for a catalog tool, otherwise its full name.
     pub fn canonical(&self) -> &str {
         &self.canonical
     }
 
-    /// Where that tool comes from.
-    pub fn source(&self) -> Source {
+    /// The source of that tool.
+    pub fn source(&self) -> ToolSource {
         self.source
     }
 }

@@ -1,8 +1,8 @@
-//! Every name of every catalog tool of one agent, and what it means. Pure: no I/O, no clock.
+//! Every name of every catalog tool of one agent, and the tool it resolves to. Pure: no I/O, no clock.
 //!
-//! Listed names are given out in `use` order. A tool whose name is taken is kept, unavailable, with the
-//! reason. After the listed names come the other aliases, then the plain names, each where nobody has the
-//! name yet; canonical names cannot clash.
+//! Listed names are assigned in `use` order. A tool whose listed name is taken already stays in the registry,
+//! unavailable, with the reason. After the listed names the other aliases are assigned, then the plain names,
+//! each only if the name is still free; canonical names cannot clash.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,52 +12,52 @@ use std::{
 use indexmap::IndexMap;
 use oubliette_protocol::{
     CatalogId,
-    agent::{AgentTools, split_canonical},
+    agent::{AgentToolSettings, split_canonical_name},
     id::quoted,
-    tool::{Source, ToolRow, ToolSpec, any_object},
+    tool::{ListedTool, ToolSource, ToolSpec, any_object_schema},
 };
 use serde_json::Value;
 
 use crate::{
-    allow::{Names, Rules, Verdict},
+    allow::{RuleVerdict, ToolNames, ToolRules},
     name,
 };
 
-/// What stands in a reason between the rule and why a tool is not available.
-pub(crate) const UNAVAILABLE: &str = "; unavailable: ";
-/// What stands in a reason before what was put right.
-pub(crate) const NOTE: &str = "; note: ";
+/// Separates, in a reason, the rule from why the tool is not available.
+pub(crate) const UNAVAILABLE_SEPARATOR: &str = "; unavailable: ";
+/// Separates, in a reason, a note about what was corrected.
+pub(crate) const NOTE_SEPARATOR: &str = "; note: ";
 
 /// A tool as its server offers it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolInfo {
-    /// Its own name.
+    /// The name its server gives it.
     pub name: Arc<str>,
-    /// What it does.
+    /// Its description.
     pub description: String,
-    /// Its parameters.
+    /// The JSON schema of its arguments.
     pub input_schema: Arc<Value>,
-    /// What was wrong with its description and how it was put right.
+    /// What was invalid in the server's listing of the tool and how it was corrected.
     pub note: Option<String>,
 }
 
-/// What one entry of `use` offers.
+/// The tools that one entry of `use` offers, and whether it can be called.
 #[derive(Debug, Clone)]
-pub struct Offer {
-    /// Its id.
+pub struct OfferedTools {
+    /// The entry's id.
     pub id: CatalogId,
-    /// Why its tools cannot be called now.
-    pub down: Option<String>,
+    /// Why its tools cannot be called now; `None` when they can.
+    pub down_reason: Option<String>,
     /// Its tools, as far as they are known.
     pub tools: Arc<[Arc<ToolInfo>]>,
 }
 
-impl Offer {
-    /// Of an entry that is about to be started.
+impl OfferedTools {
+    /// The offer of an entry that is about to be started: no tools yet.
     pub(crate) fn starting(id: &CatalogId) -> Self {
         Self {
             id: id.clone(),
-            down: Some(format!("its server {id} is starting")),
+            down_reason: Some(format!("its server {id} is starting")),
             tools: Arc::default(),
         }
     }
@@ -65,43 +65,43 @@ impl Offer {
 
 /// One catalog tool of the agent.
 #[derive(Debug, Clone)]
-pub struct Entry {
-    /// Its server.
+pub struct RegistryEntry {
+    /// The catalog entry it belongs to.
     pub id: CatalogId,
-    /// `@<id>/<tool>`.
+    /// Its canonical name, `@<id>/<tool>`.
     pub canonical: Arc<str>,
-    /// The name the agent's list shows.
+    /// The name under which the agent's tool list shows it.
     pub name: String,
     /// Its aliases, in order; the first is `name`.
     pub aliases: Vec<String>,
-    /// `<id>_<tool>`.
+    /// Its plain name, `<id>_<tool>`.
     pub plain: String,
-    /// Whether that name means this tool.
-    answers_to_plain: bool,
-    /// What the rules say.
-    pub verdict: Verdict,
-    /// Why no call can reach it, however its server is doing.
+    /// Whether the plain name resolves to this tool and not to another one.
+    owns_plain_name: bool,
+    /// Whether the agent's rules allow it.
+    pub verdict: RuleVerdict,
+    /// Why no call can reach it even while its server is up: a bad or taken name, or a missing tool.
     pub fault: Option<String>,
-    /// Why its server cannot be called now.
-    pub down: Option<String>,
-    /// An alias that means another tool.
-    pub lost: Option<String>,
+    /// Why its server cannot be called now; `None` when it can.
+    pub down_reason: Option<String>,
+    /// A note about an alias of it that resolves to another tool.
+    pub lost_alias: Option<String>,
     /// The tool as its server offers it.
     pub info: Arc<ToolInfo>,
 }
 
-impl Entry {
-    /// Whether the agent's list shows it.
+impl RegistryEntry {
+    /// Whether the agent's tool list shows it: allowed and available.
     pub fn listed(&self) -> bool {
         self.verdict.allows() && self.unavailable().is_none()
     }
 
-    /// Why a call cannot reach it now.
+    /// Why a call cannot reach it now; `None` when one can.
     pub fn unavailable(&self) -> Option<&str> {
-        self.fault.as_deref().or(self.down.as_deref())
+        self.fault.as_deref().or(self.down_reason.as_deref())
     }
 
-    /// The tool as a model is shown it.
+    /// The tool as the agent's model sees it.
     pub fn spec(&self) -> ToolSpec {
         ToolSpec {
             name: self.name.clone(),
@@ -110,31 +110,31 @@ impl Entry {
         }
     }
 
-    /// The rule, why it is not available when it is not, and what was put right.
+    /// The rule that allows or denies it, then why it is unavailable if it is, then notes on what was corrected.
     pub fn reason(&self) -> String {
         let mut reason = self.verdict.reason();
         if let Some(why) = self.unavailable() {
-            reason = format!("{reason}{UNAVAILABLE}{why}");
+            reason = format!("{reason}{UNAVAILABLE_SEPARATOR}{why}");
         }
-        for note in self.info.note.iter().chain(&self.lost) {
-            reason = format!("{reason}{NOTE}{note}");
+        for note in self.info.note.iter().chain(&self.lost_alias) {
+            reason = format!("{reason}{NOTE_SEPARATOR}{note}");
         }
         reason
     }
 
     /// The tool as `tool_list` shows it.
-    pub fn row(&self) -> ToolRow {
-        let plain = self.answers_to_plain.then_some(&self.plain);
+    pub fn row(&self) -> ListedTool {
+        let plain = self.owns_plain_name.then_some(&self.plain);
         let others = self
             .aliases
             .iter()
             .chain(plain)
             .filter(|other| **other != self.name);
-        ToolRow {
+        ListedTool {
             name: self.name.clone(),
             canonical: self.canonical.to_string(),
             aliases: others.cloned().collect(),
-            source: Source::Catalog,
+            source: ToolSource::Catalog,
             server: Some(self.id.to_string()),
             allowed: self.verdict.allows(),
             reason: Some(self.reason()),
@@ -145,46 +145,46 @@ impl Entry {
     }
 }
 
-/// What a name means.
+/// What a name resolves to.
 #[derive(Debug)]
-pub enum Found<'a> {
+pub enum NameResolution<'a> {
     /// A tool of the agent.
-    Tool(&'a Entry),
-    /// A name of an entry in `use` that has no such tool, or whose tools are not known while it is down.
+    Tool(&'a RegistryEntry),
+    /// A tool name of an entry in `use` that has no such tool, or whose tools are unknown while it is down.
     Missing {
         /// The entry.
         id: &'a CatalogId,
-        /// What the rules would say.
-        verdict: Verdict,
-        /// Why it is down; `None`: it is up and has no such tool.
-        down: Option<&'a str>,
+        /// Whether the agent's rules would allow such a tool.
+        verdict: RuleVerdict,
+        /// Why the entry is down; `None` when it is up and has no such tool.
+        down_reason: Option<&'a str>,
     },
     /// A tool of a catalog entry that `use` does not name.
     NotUsed {
-        /// That entry.
+        /// The entry's id.
         id: &'a str,
     },
-    /// Nothing of the catalog.
+    /// Not a name of any catalog tool.
     Unknown,
 }
 
 /// All catalog tools of one agent.
 #[derive(Debug, Default)]
-pub struct Registry {
-    entries: Vec<Entry>,
+pub struct ToolRegistry {
+    entries: Vec<RegistryEntry>,
     by_name: HashMap<Box<str>, usize>,
     used: HashMap<CatalogId, Option<String>>,
-    known: Arc<HashSet<CatalogId>>,
-    rules: Arc<Rules>,
+    catalog_ids: Arc<HashSet<CatalogId>>,
+    rules: Arc<ToolRules>,
 }
 
-impl Registry {
-    /// Gives every tool its names. `offers` come in `use` order; `known` is every id of the catalog.
+impl ToolRegistry {
+    /// Assigns every tool its names. `offers` come in `use` order; `catalog_ids` is every id of the catalog.
     pub fn new(
-        tools: &AgentTools,
-        rules: Arc<Rules>,
-        offers: &[Offer],
-        known: Arc<HashSet<CatalogId>>,
+        tools: &AgentToolSettings,
+        rules: Arc<ToolRules>,
+        offers: &[OfferedTools],
+        catalog_ids: Arc<HashSet<CatalogId>>,
     ) -> Self {
         let mut entries = Vec::new();
         let mut aliases = aliases_of(tools);
@@ -192,104 +192,105 @@ impl Registry {
             let mut aliases = aliases.remove(offer.id.as_str()).unwrap_or_default();
             let mut seen = HashSet::new();
             for info in offer.tools.iter() {
-                let fault = fault_of(&info.name, &mut seen);
+                let fault = name_fault(&info.name, &mut seen);
                 let own = match (&fault, aliases.get_mut(&*info.name)) {
                     (None, Some(own)) => std::mem::take(own),
                     _ => Vec::new(),
                 };
-                entries.push(entry(&rules, offer, info.clone(), own, fault));
+                entries.push(new_entry(&rules, offer, info.clone(), own, fault));
             }
-            // What is left points to tools it does not have; nobody knows what one has that never came up.
-            let known = offer.down.is_none() || !offer.tools.is_empty();
+            // The remaining aliases point to tools the entry does not have. The tools of an entry that never
+            // came up are unknown, so its aliases are not called missing.
+            let tools_known = offer.down_reason.is_none() || !offer.tools.is_empty();
             for (tool, own) in aliases.into_iter().filter(|(_, own)| !own.is_empty()) {
-                let missing = known.then(|| format!("{} has no tool {}", offer.id, quoted(tool)));
+                let missing = tools_known.then(|| format!("{} has no tool {}", offer.id, quoted(tool)));
                 let info = ToolInfo {
                     name: tool.into(),
                     description: String::new(),
-                    input_schema: any_object().into(),
+                    input_schema: any_object_schema().into(),
                     note: None,
                 };
-                entries.push(entry(&rules, offer, info.into(), own, missing));
+                entries.push(new_entry(&rules, offer, info.into(), own, missing));
             }
         }
-        let by_name = give_names(&mut entries);
+        let by_name = assign_names(&mut entries);
         let used = offers
             .iter()
-            .map(|offer| (offer.id.clone(), offer.down.clone()))
+            .map(|offer| (offer.id.clone(), offer.down_reason.clone()))
             .collect();
         Self {
             entries,
             by_name,
             used,
-            known,
+            catalog_ids,
             rules,
         }
     }
 
-    /// What a name means. A name too long to be one means nothing.
-    pub fn resolve<'a>(&'a self, called: &'a str) -> Found<'a> {
+    /// Resolves a name. One longer than [`name::MAX_CALLED_NAME`] is unknown.
+    pub fn resolve<'a>(&'a self, called: &'a str) -> NameResolution<'a> {
         if let Some(&at) = self.by_name.get(called) {
-            return Found::Tool(&self.entries[at]);
+            return NameResolution::Tool(&self.entries[at]);
         }
-        if called.len() > name::MAX_CALLED {
-            return Found::Unknown;
+        if called.len() > name::MAX_CALLED_NAME {
+            return NameResolution::Unknown;
         }
-        let (id, canonical) = match split_canonical(called) {
+        let (id, canonical) = match split_canonical_name(called) {
             Some((id, _)) => (id, Some(called)),
-            None => match name::owner(called) {
+            None => match name::split_owner(called) {
                 Some((id, _)) => (id, None),
-                None => return Found::Unknown,
+                None => return NameResolution::Unknown,
             },
         };
         if let Some((id, down)) = self.used.get_key_value(id) {
-            let plain = match canonical.and_then(split_canonical) {
+            let plain = match canonical.and_then(split_canonical_name) {
                 Some((_, tool)) => name::plain(id, tool),
                 None => called.to_owned(),
             };
-            let names = Names {
+            let names = ToolNames {
                 id: id.as_str(),
                 canonical,
                 plain: &plain,
                 aliases: &[],
             };
-            return Found::Missing {
+            return NameResolution::Missing {
                 id,
-                verdict: self.rules.catalog(names),
-                down: down.as_deref(),
+                verdict: self.rules.judge_catalog_tool(names),
+                down_reason: down.as_deref(),
             };
         }
-        match canonical.is_some() || self.known.contains(id) {
-            true => Found::NotUsed { id },
-            false => Found::Unknown,
+        match canonical.is_some() || self.catalog_ids.contains(id) {
+            true => NameResolution::NotUsed { id },
+            false => NameResolution::Unknown,
         }
     }
 
     /// Every tool, in `use` order.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[RegistryEntry] {
         &self.entries
     }
 
     /// The agent's rules.
-    pub fn rules(&self) -> &Rules {
+    pub fn rules(&self) -> &ToolRules {
         &self.rules
     }
 
-    /// What the agent's list shows.
-    pub fn listed(&self) -> impl Iterator<Item = &Entry> {
+    /// The tools that the agent's tool list shows.
+    pub fn listed(&self) -> impl Iterator<Item = &RegistryEntry> {
         self.entries.iter().filter(|entry| entry.listed())
     }
 
-    /// Whether a catalog tool answers to this name.
-    pub fn has(&self, called: &str) -> bool {
+    /// Whether a catalog tool has this name.
+    pub fn contains(&self, called: &str) -> bool {
         self.by_name.contains_key(called)
     }
 }
 
-/// Id → tool → its aliases, in the order they are written.
-fn aliases_of(tools: &AgentTools) -> HashMap<&str, IndexMap<&str, Vec<String>>> {
+/// Catalog id → tool → its aliases, in the order they are written.
+fn aliases_of(tools: &AgentToolSettings) -> HashMap<&str, IndexMap<&str, Vec<String>>> {
     let mut of: HashMap<&str, IndexMap<&str, Vec<String>>> = HashMap::new();
     for (alias, target) in &tools.aliases {
-        if let Some((id, tool)) = split_canonical(target) {
+        if let Some((id, tool)) = split_canonical_name(target) {
             of.entry(id)
                 .or_default()
                 .entry(tool)
@@ -300,61 +301,63 @@ fn aliases_of(tools: &AgentTools) -> HashMap<&str, IndexMap<&str, Vec<String>>> 
     of
 }
 
-/// Why a server's tool cannot be taken as it is.
-fn fault_of<'a>(tool: &'a str, seen: &mut HashSet<&'a str>) -> Option<String> {
+/// Why a tool's name, as its server gives it, cannot be used.
+fn name_fault<'a>(tool: &'a str, seen: &mut HashSet<&'a str>) -> Option<String> {
     if tool.is_empty() {
         return Some("its server gave it no name".into());
     }
-    if tool.len() > name::MAX_TOOL {
-        return Some(format!("its name is longer than {} bytes", name::MAX_TOOL));
+    if tool.len() > name::MAX_TOOL_NAME {
+        return Some(format!("its name is longer than {} bytes", name::MAX_TOOL_NAME));
     }
     (!seen.insert(tool)).then(|| "its server lists the name twice".into())
 }
 
-fn entry(
-    rules: &Rules,
-    offer: &Offer,
+/// Builds a registry entry; its names are assigned afterwards.
+fn new_entry(
+    rules: &ToolRules,
+    offer: &OfferedTools,
     info: Arc<ToolInfo>,
     aliases: Vec<String>,
     fault: Option<String>,
-) -> Entry {
-    // A name too long is cut for the list; it answers to nothing.
-    let shown: String = info.name.chars().take(name::MAX_TOOL).collect();
+) -> RegistryEntry {
+    // Too long a name is cut for display; the tool has a fault then and cannot be called.
+    let shown: String = info.name.chars().take(name::MAX_TOOL_NAME).collect();
     let canonical = name::canonical(&offer.id, &shown);
     let plain = name::plain(&offer.id, &shown);
-    let names = Names {
+    let names = ToolNames {
         id: offer.id.as_str(),
         canonical: Some(&canonical),
         plain: &plain,
         aliases: &aliases,
     };
-    Entry {
+    RegistryEntry {
         id: offer.id.clone(),
-        verdict: rules.catalog(names),
+        verdict: rules.judge_catalog_tool(names),
         name: aliases.first().unwrap_or(&plain).clone(),
         canonical: canonical.into(),
         plain,
-        answers_to_plain: true,
+        owns_plain_name: true,
         aliases,
         fault,
-        down: offer.down.clone(),
-        lost: None,
+        down_reason: offer.down_reason.clone(),
+        lost_alias: None,
         info,
     }
 }
 
-fn give_names(entries: &mut [Entry]) -> HashMap<Box<str>, usize> {
+/// Decides which tool each name resolves to; see the module's documentation for the order.
+fn assign_names(entries: &mut [RegistryEntry]) -> HashMap<Box<str>, usize> {
     let mut by_name: HashMap<Box<str>, usize> = HashMap::with_capacity(entries.len() * 3);
     for (at, entry) in entries.iter().enumerate() {
         by_name.entry(entry.canonical.as_ref().into()).or_insert(at);
     }
-    // Tools the agent may call have the first choice: the others are never listed.
+    // Tools the agent may call get their listed names first: the others are never listed.
     for at in 0..entries.len() {
         if !entries[at].verdict.allows() {
             continue;
         }
         let listed = entries[at].name.clone();
-        let taken = match (name::reserved(&listed), by_name.get(listed.as_str())) {
+        let taken = match (name::reserved_for(&listed), by_name.get(listed.as_str())) {
             (Some(whose), _) => format!("its name {listed} is {whose}"),
             (None, Some(&other)) if other != at => {
                 let first = &entries[other].canonical;
@@ -371,7 +374,7 @@ fn give_names(entries: &mut [Entry]) -> HashMap<Box<str>, usize> {
         for alias in entry
             .aliases
             .iter()
-            .filter(|alias| name::reserved(alias).is_none())
+            .filter(|alias| name::reserved_for(alias).is_none())
         {
             by_name.entry(alias.as_str().into()).or_insert(at);
         }
@@ -379,12 +382,12 @@ fn give_names(entries: &mut [Entry]) -> HashMap<Box<str>, usize> {
     for (at, entry) in entries.iter().enumerate() {
         by_name.entry(entry.plain.as_str().into()).or_insert(at);
     }
-    keep_own_names(entries, &by_name);
+    drop_lost_names(entries, &by_name);
     by_name
 }
 
-/// Leaves each tool the names that mean it. An alias that means another tool is told.
-fn keep_own_names(entries: &mut [Entry], by_name: &HashMap<Box<str>, usize>) {
+/// Removes from each tool the names that resolve to another one, and notes the alias it lost.
+fn drop_lost_names(entries: &mut [RegistryEntry], by_name: &HashMap<Box<str>, usize>) {
     let canonical: Vec<Arc<str>> = entries.iter().map(|entry| entry.canonical.clone()).collect();
     for (at, entry) in entries.iter_mut().enumerate() {
         let holder = |name: &str| by_name.get(name).filter(|&&holder| holder != at);
@@ -392,11 +395,11 @@ fn keep_own_names(entries: &mut [Entry], by_name: &HashMap<Box<str>, usize>) {
             .aliases
             .iter()
             .find_map(|alias| Some((alias, &canonical[*holder(alias)?])));
-        // A tool without a fault has its listed name, so what is lost is another alias.
+        // A tool without a fault has its listed name, so the lost alias is one of the others.
         if let (None, Some((alias, means))) = (&entry.fault, lost) {
-            entry.lost = Some(format!("{alias} means {means} and is no alias of this one"));
+            entry.lost_alias = Some(format!("{alias} means {means} and is no alias of this one"));
         }
-        entry.answers_to_plain = holder(&entry.plain).is_none();
+        entry.owns_plain_name = holder(&entry.plain).is_none();
         entry.aliases.retain(|alias| holder(alias).is_none());
     }
 }

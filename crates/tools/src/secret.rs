@@ -1,40 +1,41 @@
-//! Values that may never be shown, and how they are taken out of what is.
+//! Secret values, and masking them in everything that is logged or shown.
 
 use parking_lot::RwLock;
 use serde_json::Value;
 
-/// What stands in a secret's place.
+/// The text that replaces a secret.
 pub const MASK: &str = "•••";
 
-/// Shorter values are masked only where they are the whole of a string: taken out of the middle of any
-/// text they would garble it and still be guessed.
-const LEAST_INSIDE: usize = 6;
+/// Values shorter than this many bytes are masked only where they are a whole string: replaced inside longer
+/// texts they would garble those, and could be guessed from them.
+const MIN_SUBSTRING_LEN: usize = 6;
 
 /// A set of secret values. It never prints them.
 #[derive(Default)]
-pub struct Secrets(RwLock<Vec<Secret>>);
+pub struct Secrets(RwLock<Vec<SecretValue>>);
 
 #[derive(Clone, PartialEq, Eq)]
-struct Secret {
+struct SecretValue {
     plain: String,
-    /// As it stands inside JSON text, when that is different.
+    /// The value escaped as in JSON text, when that differs.
     escaped: Option<String>,
 }
 
 impl Secrets {
-    /// None yet.
+    /// An empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a value to hide. Longer ones are hidden first, so that one inside another leaves no rest.
-    pub fn hide(&self, value: &str) {
+    /// Adds a value to mask. Longer values are masked first, so that masking one never leaves a part of a longer
+    /// one that contains it.
+    pub fn add(&self, value: &str) {
         if value.is_empty() {
             return;
         }
         let quoted = Value::from(value).to_string();
         let inner = &quoted[1..quoted.len() - 1];
-        let secret = Secret {
+        let secret = SecretValue {
             plain: value.into(),
             escaped: (inner != value).then(|| inner.into()),
         };
@@ -47,26 +48,26 @@ impl Secrets {
 
     /// Adds every value of another set.
     pub fn extend(&self, other: &Secrets) {
-        let values: Vec<Secret> = other.0.read().clone();
-        values.iter().for_each(|secret| self.hide(&secret.plain));
+        let values: Vec<SecretValue> = other.0.read().clone();
+        values.iter().for_each(|secret| self.add(&secret.plain));
     }
 
-    /// Whether this very value is hidden.
-    pub fn has(&self, value: &str) -> bool {
+    /// Whether exactly this value is in the set.
+    pub fn contains(&self, value: &str) -> bool {
         self.0.read().iter().any(|secret| secret.plain == value)
     }
 
-    /// How many values are hidden.
+    /// How many values are in the set.
     pub fn len(&self) -> usize {
         self.0.read().len()
     }
 
-    /// Whether there is nothing to hide.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.read().is_empty()
     }
 
-    /// Takes every secret out of a text.
+    /// Returns the text with every secret masked.
     pub fn mask_text(&self, text: &str) -> String {
         let mut out = text.to_owned();
         self.mask_in_place(&mut out);
@@ -79,7 +80,7 @@ impl Secrets {
                 *text = MASK.into();
                 return;
             }
-            if secret.plain.len() < LEAST_INSIDE {
+            if secret.plain.len() < MIN_SUBSTRING_LEN {
                 continue;
             }
             for form in std::iter::once(&secret.plain).chain(&secret.escaped) {
@@ -90,30 +91,30 @@ impl Secrets {
         }
     }
 
-    /// Whether there is surely no secret in this JSON text. Where anything is escaped, a secret may be.
-    pub(crate) fn spare(&self, text: &str) -> bool {
+    /// Whether this JSON text certainly contains no secret. A text with any escape sequence may contain one.
+    pub(crate) fn is_free_of_secrets(&self, text: &str) -> bool {
         let all = self.0.read();
         all.is_empty()
             || memchr::memchr(b'\\', text.as_bytes()).is_none()
                 && !all.iter().any(|secret| text.contains(secret.plain.as_str()))
     }
 
-    /// Takes every secret out of a JSON value, keys too.
+    /// Masks every secret in a JSON value, in keys too.
     pub fn mask(&self, value: &mut Value) {
         if self.is_empty() {
             return;
         }
-        self.walk(value);
+        self.mask_recursive(value);
     }
 
-    fn walk(&self, value: &mut Value) {
+    fn mask_recursive(&self, value: &mut Value) {
         match value {
             Value::String(text) => self.mask_in_place(text),
-            Value::Array(items) => items.iter_mut().for_each(|item| self.walk(item)),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.mask_recursive(item)),
             Value::Object(object) => {
                 let masked = std::mem::take(object).into_iter().map(|(mut key, mut value)| {
                     self.mask_in_place(&mut key);
-                    self.walk(&mut value);
+                    self.mask_recursive(&mut value);
                     (key, value)
                 });
                 *object = masked.collect();
@@ -123,9 +124,9 @@ impl Secrets {
     }
 }
 
-/// Takes out what Oubliette's own tools are given and give that is secret whatever its value: environments,
-/// headers, and a new token, which is shown once and not to whoever may read the debugger.
-pub(crate) fn mask_own(value: &mut Value) {
+/// Masks the fields of Oubliette's own tools that are secret whatever their value: environments, headers, and a
+/// new token, which is shown once to the requester and not to readers of the debugger.
+pub(crate) fn mask_own_tool_fields(value: &mut Value) {
     match value {
         Value::Object(object) => {
             for (key, inner) in object.iter_mut() {
@@ -134,20 +135,20 @@ pub(crate) fn mask_own(value: &mut Value) {
                         map.values_mut().for_each(|value| *value = MASK.into());
                     }
                     ("token", inner @ Value::String(_)) => *inner = MASK.into(),
-                    (_, inner) => mask_own(inner),
+                    (_, inner) => mask_own_tool_fields(inner),
                 }
             }
         }
-        // A result in a result, as JSON text.
+        // A result nested in a result, as JSON text.
         Value::String(text)
             if text.starts_with('{') && (text.contains("oub_") || text.contains("\"env\"")) =>
         {
             if let Ok(mut inner @ Value::Object(_)) = serde_json::from_str::<Value>(text) {
-                mask_own(&mut inner);
+                mask_own_tool_fields(&mut inner);
                 *text = inner.to_string();
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(mask_own),
+        Value::Array(items) => items.iter_mut().for_each(mask_own_tool_fields),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
@@ -165,11 +166,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_secret_is_taken_out_wherever_it_stands() {
+    fn a_secret_is_masked_wherever_it_occurs() {
         let secrets = Secrets::new();
-        secrets.hide("s3cr\"et-value");
-        secrets.hide("s3cr\"et-value-longer");
-        secrets.hide("ab");
+        secrets.add("s3cr\"et-value");
+        secrets.add("s3cr\"et-value-longer");
+        secrets.add("ab");
         let mut value = json!({
             "plain": "x s3cr\"et-value y", "in json": r#"{"k":"s3cr\"et-value-longer"}"#,
             "s3cr\"et-value": ["ab", "cabbage", {"deep": "s3cr\"et-value"}],
@@ -182,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn what_own_tools_carry_is_taken_out_whatever_its_value() {
+    fn secret_fields_of_own_tools_are_masked_whatever_their_value() {
         let mut value = json!({
             "name": "p", "env": {"A": "one"}, "definition": {"headers": {"x": "two"}, "runtime": {"env": {"B": "three"}}},
             "token": "oub_four", "token_id": "tok_5",
             "content": [{"type": "text", "text": "{\"token\":\"oub_six\",\"env\":{\"C\":\"seven\"}}"}],
         });
-        mask_own(&mut value);
+        mask_own_tool_fields(&mut value);
         let text = value.to_string();
         for secret in ["one", "two", "three", "oub_", "seven"] {
             assert!(!text.contains(secret), "{secret}: {text}");
@@ -200,9 +201,9 @@ mod tests {
         #[test]
         fn no_text_keeps_a_secret(secret in "[a-zA-Z0-9+/=_-]{6,40}", before in ".{0,20}", after in ".{0,20}") {
             let secrets = Secrets::new();
-            secrets.hide(&secret);
+            secrets.add(&secret);
             let masked = secrets.mask_text(&format!("{before}{secret}{after}"));
-            // What is around it may itself hold the secret only in pieces.
+            // The surrounding text may complete the secret again from its pieces.
             prop_assert!(!masked.contains(&secret) || masked.contains(MASK));
         }
     }

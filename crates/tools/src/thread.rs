@@ -1,8 +1,9 @@
-//! The threads that calls are made on.
+//! The threads that run tool calls.
 //!
-//! A session's lent streams, its calls and its tool servers' pipes live on one thread: a call that goes from one
-//! pipe to the next is not handed between threads, each of which would have to be woken first. Sessions are spread
-//! over the threads. Whatever is not a call stays with the rest of the server.
+//! A session's handed-off stdio streams, its calls and its tool servers' pipes are served by one thread, each
+//! with its own single-threaded tokio runtime: a call that goes from one pipe to the next is never passed between
+//! threads, each of which would have to be woken first. Sessions are spread over the threads. Everything that is
+//! not a call stays on the server's main runtime.
 
 use std::{
     convert::Infallible,
@@ -15,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oubliette_sandbox::ask_slices;
+use oubliette_sandbox::request_time_slice;
 use parking_lot::Mutex;
 use tokio::{
     runtime::{Builder, Handle},
@@ -23,159 +24,161 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How long a thread stays awake after a call has come or gone: to be woken costs more than this on many a machine.
-const WAKEFUL: Duration = Duration::from_micros(30);
-/// And how long at most, where the next call has come soon again and again.
-const MOST_WAKEFUL: Duration = Duration::from_micros(200);
+/// How long a thread keeps polling after a call has started or ended: being woken takes longer than this on many
+/// machines.
+const MIN_SPIN: Duration = Duration::from_micros(30);
+/// The maximum polling time, reached by doubling while calls keep following each other closely.
+const MAX_SPIN: Duration = Duration::from_micros(200);
 
-/// How long a thread has the processor at once: a call takes a small part of it.
-const SLICE: Duration = Duration::from_micros(100);
+/// The scheduler time slice requested for a call thread; a call takes a small part of it. A thread with a short
+/// slice gets the processor back sooner from an agent or tool server that shares it.
+const TIME_SLICE: Duration = Duration::from_micros(100);
 
-/// A few threads for calls, started as sessions need them and ended with this.
+/// A bounded set of call threads, started as sessions need them and stopped when this is dropped.
 pub struct CallThreads {
-    most: usize,
-    started: Mutex<Vec<Arc<Inner>>>,
-    ended: CancellationToken,
-    _end: DropGuard,
+    max_threads: usize,
+    started: Mutex<Vec<Arc<CallThreadState>>>,
+    stop: CancellationToken,
+    _stop_on_drop: DropGuard,
 }
 
-/// One thread for calls. As long as it is held it counts as used.
+/// A handle to one call thread. [`CallThreads::assign`] counts the handles to find the least used thread.
 #[derive(Clone)]
-pub struct CallThread(Arc<Inner>);
+pub struct CallThread(Arc<CallThreadState>);
 
-struct Inner {
+struct CallThreadState {
     runtime: Handle,
-    vigil: Option<Arc<Vigil>>,
+    spin_wait: Option<Arc<SpinWait>>,
 }
 
 impl CallThreads {
-    /// At most so many.
-    pub fn new(most: usize) -> Self {
-        let ended = CancellationToken::new();
+    /// Creates a set of at most `max_threads` threads, and at least one; none is started yet.
+    pub fn new(max_threads: usize) -> Self {
+        let stop = CancellationToken::new();
         Self {
-            most: most.max(1),
+            max_threads: max_threads.max(1),
             started: Mutex::default(),
-            _end: ended.clone().drop_guard(),
-            ended,
+            _stop_on_drop: stop.clone().drop_guard(),
+            stop,
         }
     }
 
-    /// One that nobody else uses, or the one that the fewest use.
+    /// Returns an unused thread, starting one if the limit permits, else the thread with the fewest handles.
     pub fn assign(&self) -> CallThread {
         let mut started = self.started.lock();
-        let least = started.iter().min_by_key(|inner| Arc::strong_count(inner));
-        let least = least.filter(|inner| Arc::strong_count(inner) == 1 || started.len() >= self.most);
-        if let Some(inner) = least {
-            return CallThread(inner.clone());
+        let least = started.iter().min_by_key(|state| Arc::strong_count(state));
+        let least = least.filter(|state| Arc::strong_count(state) == 1 || started.len() >= self.max_threads);
+        if let Some(state) = least {
+            return CallThread(state.clone());
         }
-        match start(self.ended.clone()) {
-            Ok(inner) => {
-                let inner = Arc::new(inner);
-                started.push(inner.clone());
-                CallThread(inner)
+        match start_thread(self.stop.clone()) {
+            Ok(state) => {
+                let state = Arc::new(state);
+                started.push(state.clone());
+                CallThread(state)
             }
             Err(error) => {
-                tracing::warn!(%error, "no thread of its own could be started for calls");
-                CallThread::here()
+                tracing::warn!(%error, "cannot start a call thread; calls run on the main runtime");
+                CallThread::current_runtime()
             }
         }
     }
 
-    /// How many tasks live on them.
-    pub fn tasks(&self) -> usize {
+    /// How many tasks are alive on all threads.
+    pub fn alive_tasks(&self) -> usize {
         let started = self.started.lock();
         started
             .iter()
-            .map(|inner| inner.runtime.metrics().num_alive_tasks())
+            .map(|state| state.runtime.metrics().num_alive_tasks())
             .sum()
     }
 }
 
-/// Starts a thread that ends with the token.
-fn start(ended: CancellationToken) -> io::Result<Inner> {
+/// Starts a thread that runs until the token is cancelled.
+fn start_thread(stop: CancellationToken) -> io::Result<CallThreadState> {
     let runtime = Builder::new_current_thread()
         .max_blocking_threads(16)
         .thread_keep_alive(Duration::from_secs(5))
         .enable_all()
         .build()?;
-    let vigil = Arc::<Vigil>::default();
-    let inner = Inner {
+    let spin_wait = Arc::<SpinWait>::default();
+    let state = CallThreadState {
         runtime: runtime.handle().clone(),
-        vigil: Some(vigil.clone()),
+        spin_wait: Some(spin_wait.clone()),
     };
     thread::Builder::new().name("calls".into()).spawn(move || {
-        if let Err(error) = ask_slices(SLICE) {
-            tracing::debug!(%error, "the thread for calls has the processor as long at once as any other");
+        if let Err(error) = request_time_slice(TIME_SLICE) {
+            tracing::debug!(%error, "sched_setattr failed; default time slice kept for the call thread");
         }
         runtime.block_on(async {
             tokio::select! {
-                () = ended.cancelled() => {}
-                never = vigil.keep() => match never {},
+                () = stop.cancelled() => {}
+                never = spin_wait.run() => match never {},
             }
         });
         runtime.shutdown_background();
     })?;
-    Ok(inner)
+    Ok(state)
 }
 
 impl CallThread {
-    /// The runtime this is called in: calls are made like everything else.
-    pub fn here() -> Self {
-        Self(Arc::new(Inner {
+    /// A handle to the current tokio runtime: calls run beside everything else, and nothing is kept awake.
+    pub fn current_runtime() -> Self {
+        Self(Arc::new(CallThreadState {
             runtime: Handle::current(),
-            vigil: None,
+            spin_wait: None,
         }))
     }
 
-    /// Runs a task on it.
+    /// Spawns a task on the thread.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.0.runtime.spawn(task));
     }
 
-    /// A call has come or gone: others may follow.
-    pub fn stir(&self) {
-        if let Some(vigil) = &self.0.vigil {
-            vigil.stir();
+    /// Notes that a call has started or ended, so that the thread polls for the next one instead of sleeping.
+    pub fn note_activity(&self) {
+        if let Some(spin_wait) = &self.0.spin_wait {
+            spin_wait.note_activity();
         }
     }
 }
 
-/// Keeps a thread awake between calls that follow each other closely.
+/// Keeps a thread polling between calls that follow each other closely, so that it need not be woken.
 #[derive(Default)]
-struct Vigil {
-    stirs: AtomicU64,
-    awake: AtomicBool,
+struct SpinWait {
+    activity: AtomicU64,
+    spinning: AtomicBool,
     wake: Notify,
 }
 
-impl Vigil {
-    fn stir(&self) {
-        self.stirs.fetch_add(1, Ordering::Relaxed);
-        if !self.awake.load(Ordering::Relaxed) {
+impl SpinWait {
+    fn note_activity(&self) {
+        self.activity.fetch_add(1, Ordering::Relaxed);
+        if !self.spinning.load(Ordering::Relaxed) {
             self.wake.notify_one();
         }
     }
 
-    async fn keep(&self) -> Infallible {
-        let mut wakeful = WAKEFUL;
+    async fn run(&self) -> Infallible {
+        let mut spin = MIN_SPIN;
         loop {
-            let asleep = Instant::now();
-            self.awake.store(false, Ordering::Relaxed);
+            let sleep_start = Instant::now();
+            self.spinning.store(false, Ordering::Relaxed);
             self.wake.notified().await;
-            self.awake.store(true, Ordering::Relaxed);
-            let (mut seen, mut since) = (self.stirs.load(Ordering::Relaxed), Instant::now());
-            // Whether it would have been worth it to stay awake.
-            wakeful = match since - asleep < MOST_WAKEFUL {
-                true => MOST_WAKEFUL.min(wakeful * 2),
-                false => WAKEFUL,
+            self.spinning.store(true, Ordering::Relaxed);
+            let (mut seen, mut since) = (self.activity.load(Ordering::Relaxed), Instant::now());
+            // A sleep shorter than the maximum spin would have been cheaper to spin through.
+            spin = match since - sleep_start < MAX_SPIN {
+                true => MAX_SPIN.min(spin * 2),
+                false => MIN_SPIN,
             };
-            while since.elapsed() < wakeful {
-                // First who waits for the processor, then whatever has come in.
+            while since.elapsed() < spin {
+                // First yield to other threads that wait for this processor, then to this runtime's I/O and tasks.
                 thread::yield_now();
                 tokio::task::yield_now().await;
-                let stirs = self.stirs.load(Ordering::Relaxed);
-                if stirs != seen {
-                    (seen, since) = (stirs, Instant::now());
+                let activity = self.activity.load(Ordering::Relaxed);
+                if activity != seen {
+                    (seen, since) = (activity, Instant::now());
                 }
             }
         }
@@ -206,17 +209,17 @@ mod tests {
         let second = name_of(&two).await.1;
         assert_ne!(second, first);
         assert_eq!(name_of(&one.clone()).await.1, first);
-        // There are no more than two, and the next joins the one that fewer use.
+        // There are no more than two threads, and the next session shares the less used one.
         let (_also_one, _again_one) = (one.clone(), one.clone());
         let third = threads.assign();
         assert_eq!(name_of(&third).await.1, second);
-        // One that nobody uses any more is used again.
+        // A thread without handles is assigned again.
         drop((two, third));
         assert_eq!(name_of(&threads.assign()).await.1, second);
     }
 
     #[tokio::test]
-    async fn nothing_runs_once_they_are_dropped() {
+    async fn no_task_runs_after_the_threads_are_dropped() {
         let threads = CallThreads::new(1);
         let thread = threads.assign();
         let (held, dropped) = oneshot::channel::<()>();
@@ -237,17 +240,17 @@ mod tests {
     async fn a_thread_that_was_kept_awake_sleeps_again() {
         let threads = CallThreads::new(1);
         let thread = threads.assign();
-        let vigil = thread.0.vigil.clone().unwrap();
+        let spin_wait = thread.0.spin_wait.clone().unwrap();
         for _ in 0..100 {
-            thread.stir();
+            thread.note_activity();
             name_of(&thread).await;
         }
-        while vigil.awake.load(Ordering::Relaxed) {
+        while spin_wait.spinning.load(Ordering::Relaxed) {
             tokio::task::yield_now().await;
         }
-        // And is woken by the next call.
-        thread.stir();
-        while vigil.stirs.load(Ordering::Relaxed) != 101 {
+        // The next call wakes it.
+        thread.note_activity();
+        while spin_wait.activity.load(Ordering::Relaxed) != 101 {
             tokio::task::yield_now().await;
         }
         name_of(&thread).await;

@@ -1,20 +1,20 @@
-//! What `oubliette.toml` opens of the host. Nothing else does: a definition may ask for host paths, the
-//! host's network, a place outside the sandbox or a variable of the server's environment, and gets them
-//! only as far as `[trust]` lists them.
+//! The host resources that `[trust]` in `oubliette.toml` allows definitions to use. A definition may ask for
+//! host paths, the host's network, running outside the sandbox or a variable of the server's environment, and
+//! gets only what `[trust]` lists.
 
 use std::path::{Path, PathBuf};
 
 use oubliette_protocol::{
     CatalogId, Error, Result,
-    agent::{AgentDefinition, Network, Runtime},
-    catalog::{Isolation, Stdio, ToolDefinition, Transport},
+    agent::{AgentDefinition, AgentRuntime, NetworkAccess},
+    catalog::{ServerIsolation, StdioTransport, ToolDefinition, Transport},
     id::quoted,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::Secrets;
 
-/// The server's environment, behind a trait so that nothing reads it by the way.
+/// The server's environment variables, behind a trait so that no code reads the process's own unnoticed.
 pub trait Environment: Send + Sync {
     /// A variable's value.
     fn var(&self, name: &str) -> Option<String>;
@@ -36,7 +36,7 @@ impl Environment for std::collections::HashMap<String, String> {
     }
 }
 
-/// `[trust]` as it stands in the file.
+/// `[trust]` as written in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrustTable {
@@ -46,12 +46,12 @@ pub struct TrustTable {
     pub host_tools: Vec<CatalogId>,
     /// Variables that `${env:NAME}` may read.
     pub env: Vec<String>,
-    /// Whether `network: "host"` is open.
+    /// Whether `network: "host"` is allowed; default false.
     pub host_network: bool,
 }
 
 impl TrustTable {
-    /// The table with what it must never reach: the home, and wherever else Oubliette keeps its sockets.
+    /// Adds the paths that are never allowed: Oubliette's home, and wherever else it keeps its sockets.
     pub fn resolve(self, never: &[&Path]) -> Trust {
         let TrustTable {
             read_only,
@@ -64,12 +64,12 @@ impl TrustTable {
             host_tools,
             env,
             host_network,
-            never: never.iter().map(|path| path.to_path_buf()).collect(),
+            forbidden: never.iter().map(|path| path.to_path_buf()).collect(),
         }
     }
 }
 
-/// What of the host is open.
+/// The host resources that definitions may use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trust {
     /// Host paths that definitions may have mounted read-only.
@@ -78,26 +78,26 @@ pub struct Trust {
     pub host_tools: Vec<CatalogId>,
     /// Variables that `${env:NAME}` may read.
     pub env: Vec<String>,
-    /// Whether `network: "host"` is open.
+    /// Whether `network: "host"` is allowed; default false.
     pub host_network: bool,
-    /// Paths that are never reached, whatever is listed: Oubliette's home and its sockets.
-    pub never: Vec<PathBuf>,
+    /// Paths that are never mounted, whatever is listed: Oubliette's home and its sockets.
+    pub forbidden: Vec<PathBuf>,
 }
 
-/// Never mounted, whatever is listed.
-const NEVER: [&str; 3] = ["/proc", "/sys", "/run"];
+/// System paths that are never mounted, whatever is listed.
+const ALWAYS_FORBIDDEN: [&str; 3] = ["/proc", "/sys", "/run"];
 
-/// A host path that passed: what is mounted, and where it is seen.
+/// A host path that may be mounted, and where the sandbox sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrustedPath {
     /// The real path on the host, symlinks resolved.
     pub host: PathBuf,
-    /// The path as it was asked for, where the sandbox sees it.
+    /// The path as the definition gives it, which is where the sandbox sees it.
     pub inside: PathBuf,
 }
 
 impl Trust {
-    /// Checks a host path that a definition wants to see.
+    /// Checks a host path that a definition wants mounted read-only.
     ///
     /// Symlinks are resolved first, on both sides, so that a link inside a listed path cannot point out of
     /// it. A path that holds a forbidden one is as forbidden as one beneath it: mounting `/` shows `/proc`.
@@ -113,10 +113,10 @@ impl Trust {
                 .with_log(e)
         })?;
         let never = self
-            .never
+            .forbidden
             .iter()
             .map(PathBuf::as_path)
-            .chain(NEVER.iter().map(Path::new));
+            .chain(ALWAYS_FORBIDDEN.iter().map(Path::new));
         for forbidden in never {
             let real = forbidden
                 .canonicalize()
@@ -162,11 +162,11 @@ impl Trust {
     }
 
     /// Checks that a sandbox may have this network.
-    pub fn check_network(&self, network: Network) -> Result<()> {
+    pub fn check_network(&self, network: NetworkAccess) -> Result<()> {
         match network {
-            Network::None | Network::Proxy => Ok(()),
-            Network::Host if self.host_network => Ok(()),
-            Network::Host => Err(Error::permission_denied(
+            NetworkAccess::None | NetworkAccess::Proxy => Ok(()),
+            NetworkAccess::Host if self.host_network => Ok(()),
+            NetworkAccess::Host => Err(Error::permission_denied(
                 "network \"host\" is closed: [trust] host_network in oubliette.toml is false",
             )),
         }
@@ -174,9 +174,9 @@ impl Trust {
 
     /// Checks that every `${env:NAME}` of a text may be read.
     pub fn check_env_references(&self, text: &str) -> Result<()> {
-        pieces(text).try_for_each(|piece| match piece? {
-            Piece::Plain(_) => Ok(()),
-            Piece::Variable(name) => self.check_env_name(name),
+        split_references(text).try_for_each(|piece| match piece? {
+            TextPiece::Plain(_) => Ok(()),
+            TextPiece::Variable(name) => self.check_env_name(name),
         })
     }
 
@@ -189,18 +189,18 @@ impl Trust {
         }
     }
 
-    /// `text` with every `${env:NAME}` read from the environment; what was read is added to `secrets`.
+    /// Replaces every `${env:NAME}` in `text` by the variable's value, which is added to `secrets`.
     pub fn expand(&self, text: &str, env: &dyn Environment, secrets: &Secrets) -> Result<String> {
         let mut out = String::with_capacity(text.len());
-        for piece in pieces(text) {
+        for piece in split_references(text) {
             match piece? {
-                Piece::Plain(plain) => out.push_str(plain),
-                Piece::Variable(name) => {
+                TextPiece::Plain(plain) => out.push_str(plain),
+                TextPiece::Variable(name) => {
                     self.check_env_name(name)?;
                     let value = env.var(name).ok_or_else(|| {
                         Error::unavailable(format!("{name} is not set in the server's environment"))
                     })?;
-                    secrets.hide(&value);
+                    secrets.add(&value);
                     out.push_str(&value);
                 }
             }
@@ -208,15 +208,15 @@ impl Trust {
         Ok(out)
     }
 
-    /// Checks all that an agent asks of the host. Whether its variables are set is seen when it starts.
+    /// Checks everything that an agent asks of the host. Whether its variables are set is checked when it starts.
     pub fn check_agent(&self, agent: &AgentDefinition) -> Result<()> {
         self.check_network(agent.sandbox.network)?;
         for value in agent.env.values() {
             self.check_env_references(value)?;
         }
         match &agent.runtime {
-            Runtime::Builtin {} => Ok(()),
-            Runtime::Acp {
+            AgentRuntime::Builtin {} => Ok(()),
+            AgentRuntime::Acp {
                 command: _,
                 env,
                 read_only,
@@ -228,7 +228,7 @@ impl Trust {
         }
     }
 
-    /// Checks all that a catalog entry asks of the host.
+    /// Checks everything that a catalog entry asks of the host.
     pub fn check_tool(&self, tool: &ToolDefinition) -> Result<()> {
         let checked = match tool {
             ToolDefinition::Builtin(_) => Ok(()),
@@ -246,8 +246,8 @@ impl Trust {
         })
     }
 
-    fn check_stdio(&self, id: &CatalogId, stdio: &Stdio) -> Result<()> {
-        if stdio.isolation == Isolation::Host {
+    fn check_stdio(&self, id: &CatalogId, stdio: &StdioTransport) -> Result<()> {
+        if stdio.isolation == ServerIsolation::Host {
             self.check_host_tool(id)?;
         }
         self.check_network(stdio.network)?;
@@ -259,7 +259,7 @@ impl Trust {
             .try_for_each(|text| self.check_env_references(text))
     }
 
-    /// Gathers every value that a catalog entry reads from the environment, to be hidden from then on.
+    /// Adds every value that a catalog entry reads from the environment to `secrets`.
     pub fn gather_secrets(&self, tool: &ToolDefinition, env: &dyn Environment, secrets: &Secrets) {
         let ToolDefinition::Mcp(server) = tool else { return };
         let texts: Vec<&String> = match &server.transport {
@@ -268,19 +268,20 @@ impl Trust {
             Transport::Tcp { .. } => Vec::new(),
         };
         for text in texts {
-            // What cannot be read holds no secret; starting the server says why.
+            // A text that cannot be expanded yields no secret; starting the server reports the error.
             let _ = self.expand(text, env, secrets);
         }
     }
 }
 
-enum Piece<'a> {
+/// A literal part of a text, or a `${env:NAME}` reference in it.
+enum TextPiece<'a> {
     Plain(&'a str),
     Variable(&'a str),
 }
 
-/// A text in pieces. `$` stands for itself unless `{env:` follows.
-fn pieces(text: &str) -> impl Iterator<Item = Result<Piece<'_>>> {
+/// Splits a text at its `${env:NAME}` references. `$` is literal unless `{env:` follows.
+fn split_references(text: &str) -> impl Iterator<Item = Result<TextPiece<'_>>> {
     const OPEN: &str = "${env:";
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -295,8 +296,8 @@ fn pieces(text: &str) -> impl Iterator<Item = Result<Piece<'_>>> {
                 };
                 let name = &rest[OPEN.len()..end];
                 rest = &rest[end + 1..];
-                Some(match oubliette_protocol::agent::env_name(name) {
-                    Ok(()) => Ok(Piece::Variable(name)),
+                Some(match oubliette_protocol::agent::check_env_name(name) {
+                    Ok(()) => Ok(TextPiece::Variable(name)),
                     Err(why) => Err(Error::invalid(format!(
                         "${{env:…}}: {} is no name: {why}",
                         quoted(name)
@@ -306,7 +307,7 @@ fn pieces(text: &str) -> impl Iterator<Item = Result<Piece<'_>>> {
             at => {
                 let (plain, after) = rest.split_at(at.unwrap_or(rest.len()));
                 rest = after;
-                Some(Ok(Piece::Plain(plain)))
+                Some(Ok(TextPiece::Plain(plain)))
             }
         }
     })
@@ -323,7 +324,7 @@ mod tests {
     fn trusting(read_only: &[&Path], never: &Path) -> Trust {
         Trust {
             read_only: read_only.iter().map(|p| p.to_path_buf()).collect(),
-            never: vec![never.to_path_buf()],
+            forbidden: vec![never.to_path_buf()],
             ..Trust::default()
         }
     }
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_is_checked_whole() {
+    fn every_host_resource_of_a_definition_is_checked() {
         let tool = |extra: &str| {
             ToolDefinition::parse(&format!(
                 r#"{{"id":"t","kind":"mcp","transport":"stdio","command":"x"{extra}}}"#
@@ -446,7 +447,7 @@ mod tests {
             host_tools: vec!["t".parse().unwrap()],
             env: vec!["B".into()],
             host_network: true,
-            never: Vec::new(),
+            forbidden: Vec::new(),
         };
         let asks = r#","isolation":"host","network":"host","read_only":["/usr/bin"],"env":{"A":"${env:B}"}"#;
         assert!(all.check_tool(&tool(asks)).is_ok());

@@ -6,10 +6,10 @@ mod plane_support;
 
 use oubliette_protocol::{
     agent::AgentDefinition,
-    tool::{Light, Source, ToolList, ToolRow},
+    tool::{HealthStatus, ListedTool, ToolList, ToolSource},
 };
 use oubliette_tools::{explain, preview};
-use plane_support::{definition_of, server};
+use plane_support::{definition_of, stdio_server};
 use serde_json::{Value, json};
 
 fn reader(id: &str) -> Value {
@@ -22,14 +22,16 @@ fn agent(tools: Value) -> AgentDefinition {
 
 /// An agent that runs nowhere: built-ins are known, servers are not.
 fn previewed(definition: &AgentDefinition) -> ToolList {
-    let catalog = [reader("files"), server("srv", json!({}))].map(|tool| definition_of(tool).into());
+    let catalog = [reader("files"), stdio_server("srv", json!({}))].map(|tool| definition_of(tool).into());
     preview(definition, &catalog)
 }
 
 /// Its servers up, but with no tools.
 fn up(definition: &AgentDefinition) -> ToolList {
     let mut list = previewed(definition);
-    list.servers.iter_mut().for_each(|row| row.status = Light::Green);
+    list.servers
+        .iter_mut()
+        .for_each(|row| row.status = HealthStatus::Green);
     list
 }
 
@@ -37,8 +39,8 @@ fn says(definition: &AgentDefinition, list: &ToolList, tool: &str) -> String {
     explain(&"writer".parse().unwrap(), definition, list, tool)
 }
 
-fn row(name: &str, source: Source, allowed: bool, reason: &str) -> ToolRow {
-    ToolRow {
+fn row(name: &str, source: ToolSource, allowed: bool, reason: &str) -> ListedTool {
+    ListedTool {
         name: name.into(),
         canonical: name.into(),
         aliases: Vec::new(),
@@ -124,37 +126,37 @@ fn a_tool_of_another_source_and_one_put_right() {
         tools: vec![
             row(
                 "session_message",
-                Source::Base,
+                ToolSource::Base,
                 true,
                 "a base tool of every agent",
             ),
             row(
                 "project_list",
-                Source::Base,
+                ToolSource::Base,
                 false,
                 r#"denied by "project_list" in tools.denied"#,
             ),
             row(
                 "myapp_send",
-                Source::Caller,
+                ToolSource::Caller,
                 true,
                 "lent by its caller's declaration",
             ),
             row(
                 "oubliette_x",
-                Source::Oubliette,
+                ToolSource::Oubliette,
                 true,
                 "within reach of the agent's key",
             ),
             row(
                 "srv_odd",
-                Source::Catalog,
+                ToolSource::Catalog,
                 true,
                 &format!("{rule}; note: its schema is replaced"),
             ),
             row(
                 "srv_off",
-                Source::Catalog,
+                ToolSource::Catalog,
                 true,
                 &format!(
                     "{rule}; unavailable: its server srv is down: it ended: exit code 3\nstderr: no database.\n"

@@ -1,18 +1,18 @@
-//! Names, aliases, clashes and rules, on the resolver alone.
+//! Names, aliases, clashes and rules, tested on the registry alone.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{collections::HashSet, sync::Arc};
 
-use oubliette_protocol::{CatalogId, agent::AgentTools};
+use oubliette_protocol::{CatalogId, agent::AgentToolSettings};
 use oubliette_tools::{
-    allow::{Rules, Verdict},
+    allow::{RuleVerdict, ToolRules},
     name,
-    registry::{Entry, Found, Offer, Registry, ToolInfo},
+    registry::{NameResolution, OfferedTools, RegistryEntry, ToolInfo, ToolRegistry},
 };
 use proptest::prelude::*;
 use serde_json::json;
 
-fn offer(id: &str, tools: &[&str]) -> Offer {
+fn offer(id: &str, tools: &[&str]) -> OfferedTools {
     let info = |name: &&str| {
         Arc::new(ToolInfo {
             name: (*name).into(),
@@ -21,27 +21,27 @@ fn offer(id: &str, tools: &[&str]) -> Offer {
             note: None,
         })
     };
-    Offer {
+    OfferedTools {
         id: id.parse().unwrap(),
-        down: None,
+        down_reason: None,
         tools: tools.iter().map(info).collect(),
     }
 }
 
-fn registry(tools: serde_json::Value, offers: &[Offer]) -> Registry {
-    let tools: AgentTools = serde_json::from_value(tools).unwrap();
+fn registry(tools: serde_json::Value, offers: &[OfferedTools]) -> ToolRegistry {
+    let tools: AgentToolSettings = serde_json::from_value(tools).unwrap();
     let known: HashSet<CatalogId> = ["other".parse().unwrap()].into();
-    Registry::new(&tools, Arc::new(Rules::new(&tools)), offers, Arc::new(known))
+    ToolRegistry::new(&tools, Arc::new(ToolRules::new(&tools)), offers, Arc::new(known))
 }
 
-fn tool<'a>(registry: &'a Registry, called: &'a str) -> &'a Entry {
+fn tool<'a>(registry: &'a ToolRegistry, called: &'a str) -> &'a RegistryEntry {
     match registry.resolve(called) {
-        Found::Tool(entry) => entry,
+        NameResolution::Tool(entry) => entry,
         other => panic!("{called} is {other:?}"),
     }
 }
 
-fn listed(registry: &Registry) -> Vec<&str> {
+fn listed(registry: &ToolRegistry) -> Vec<&str> {
     registry.listed().map(|entry| entry.name.as_str()).collect()
 }
 
@@ -71,7 +71,10 @@ fn alias_in_allow_list() {
         for called in ["read", "@files/read_file", "files_read_file"] {
             assert!(tool(&registry, called).verdict.allows());
         }
-        assert_eq!(tool(&registry, "files_write_file").verdict, Verdict::NotListed);
+        assert_eq!(
+            tool(&registry, "files_write_file").verdict,
+            RuleVerdict::NotListed
+        );
     }
 }
 
@@ -96,8 +99,8 @@ fn an_alias_to_nothing_is_unavailable_with_a_reason() {
     assert!(!row.available && row.reason.unwrap().contains("files has no tool"));
     assert_eq!(listed(&missing), ["files_x"]);
 
-    let down = Offer {
-        down: Some("it exited".into()),
+    let down = OfferedTools {
+        down_reason: Some("it exited".into()),
         ..offer("files", &[])
     };
     let unknown = registry(json!({"use":["files"],"aliases":{"read":"@files/x"}}), &[down]);
@@ -125,7 +128,7 @@ fn of_two_with_one_name_the_later_in_use_order_is_unavailable() {
             .contains("taken by @notes/x")
     );
 
-    // Two tools of one server that are spelled alike.
+    // Two tools of one server whose plain names are the same.
     let alike = registry(json!({"use":["a"]}), &[offer("a", &["x.y", "x_y", "x_y"])]);
     assert_eq!(listed(&alike), ["a_x_y"]);
     assert_eq!(&*tool(&alike, "a_x_y").canonical, "@a/x.y");
@@ -167,38 +170,41 @@ fn oubliettes_own_names_cannot_be_taken() {
             .unwrap()
             .contains("own tools")
     );
-    assert!(!registry.has("session_message") && !registry.has("oubliette_y"));
+    assert!(!registry.contains("session_message") && !registry.contains("oubliette_y"));
 }
 
 #[test]
-fn a_name_outside_use_is_told_from_an_unknown_one() {
+fn a_name_outside_use_is_distinguished_from_an_unknown_one() {
     let registry = registry(
         json!({"use":["files"],"denied":["@files/b*"]}),
         &[offer("files", &["x"])],
     );
     assert!(matches!(
         registry.resolve("@other/x"),
-        Found::NotUsed { id: "other" }
+        NameResolution::NotUsed { id: "other" }
     ));
     assert!(matches!(
         registry.resolve("other_x"),
-        Found::NotUsed { id: "other" }
+        NameResolution::NotUsed { id: "other" }
     ));
-    assert!(matches!(registry.resolve("@nowhere/x"), Found::NotUsed { .. }));
-    assert!(matches!(registry.resolve("nowhere_x"), Found::Unknown));
-    assert!(matches!(registry.resolve("x"), Found::Unknown));
+    assert!(matches!(
+        registry.resolve("@nowhere/x"),
+        NameResolution::NotUsed { .. }
+    ));
+    assert!(matches!(registry.resolve("nowhere_x"), NameResolution::Unknown));
+    assert!(matches!(registry.resolve("x"), NameResolution::Unknown));
     assert!(matches!(
         registry.resolve("@files/y"),
-        Found::Missing {
-            verdict: Verdict::Allowed(_),
-            down: None,
+        NameResolution::Missing {
+            verdict: RuleVerdict::Allowed(_),
+            down_reason: None,
             ..
         }
     ));
     assert!(matches!(
         registry.resolve("@files/by"),
-        Found::Missing {
-            verdict: Verdict::Denied(_),
+        NameResolution::Missing {
+            verdict: RuleVerdict::Denied(_),
             ..
         }
     ));
@@ -213,7 +219,7 @@ fn names_of_ten_thousand_characters_are_bounded() {
         registry
             .entries()
             .iter()
-            .all(|entry| entry.name.len() <= name::MAX_CALLED)
+            .all(|entry| entry.name.len() <= name::MAX_CALLED_NAME)
     );
     for called in [
         long.clone(),
@@ -221,7 +227,7 @@ fn names_of_ten_thousand_characters_are_bounded() {
         format!("a_{long}"),
         "@".repeat(10_000),
     ] {
-        assert!(matches!(registry.resolve(&called), Found::Unknown));
+        assert!(matches!(registry.resolve(&called), NameResolution::Unknown));
     }
 }
 
@@ -246,7 +252,7 @@ fn ten_thousand_tools_with_ten_thousand_rules() {
 #[test]
 fn ten_thousand_servers_with_ten_thousand_aliases() {
     let ids: Vec<String> = (0..10_000).map(|i| format!("s{i}")).collect();
-    let offers: Vec<Offer> = ids.iter().map(|id| offer(id, &["x"])).collect();
+    let offers: Vec<OfferedTools> = ids.iter().map(|id| offer(id, &["x"])).collect();
     let aliases: serde_json::Map<String, serde_json::Value> = ids
         .iter()
         .map(|id| (format!("a-{id}"), format!("@{id}/none").into()))
@@ -258,7 +264,7 @@ fn ten_thousand_servers_with_ten_thousand_aliases() {
 }
 
 /// An agent and what its servers offer, made so that names clash often.
-fn world() -> impl Strategy<Value = (AgentTools, Vec<Offer>)> {
+fn agent_and_offers() -> impl Strategy<Value = (AgentToolSettings, Vec<OfferedTools>)> {
     let id = prop::sample::select(vec!["a", "b", "c"]);
     let tool = prop::sample::select(vec!["x", "x.y", "x_y", "y", "z"]);
     let canonical = (id.clone(), tool.clone()).prop_map(|(id, tool)| format!("@{id}/{tool}"));
@@ -279,15 +285,15 @@ fn world() -> impl Strategy<Value = (AgentTools, Vec<Offer>)> {
     )
         .prop_map(|(allowed, denied, aliases, offers)| {
             let mut seen = HashSet::new();
-            let offers: Vec<Offer> = offers
+            let offers: Vec<OfferedTools> = offers
                 .into_iter()
                 .filter(|(id, ..)| seen.insert(*id))
-                .map(|(id, tools, down)| Offer {
-                    down: down.then(|| "down".into()),
+                .map(|(id, tools, down)| OfferedTools {
+                    down_reason: down.then(|| "down".into()),
                     ..offer(id, &tools)
                 })
                 .collect();
-            let tools = AgentTools {
+            let tools = AgentToolSettings {
                 uses: offers.iter().map(|offer| offer.id.clone()).collect(),
                 allowed,
                 denied,
@@ -297,51 +303,51 @@ fn world() -> impl Strategy<Value = (AgentTools, Vec<Offer>)> {
         })
 }
 
-fn made(tools: &AgentTools, offers: &[Offer]) -> Registry {
-    Registry::new(tools, Arc::new(Rules::new(tools)), offers, Arc::default())
+fn build_registry(tools: &AgentToolSettings, offers: &[OfferedTools]) -> ToolRegistry {
+    ToolRegistry::new(tools, Arc::new(ToolRules::new(tools)), offers, Arc::default())
 }
 
 proptest! {
     #[test]
-    fn an_alias_means_its_target((tools, offers) in world()) {
-        let registry = made(&tools, &offers);
+    fn an_alias_means_its_target((tools, offers) in agent_and_offers()) {
+        let registry = build_registry(&tools, &offers);
         for entry in registry.listed() {
             for called in entry.aliases.iter().map(String::as_str).chain([&*entry.canonical, &entry.name]) {
-                if let Found::Tool(found) = registry.resolve(called) {
+                if let NameResolution::Tool(found) = registry.resolve(called) {
                     // A second alias may be another tool's listed name; the first and the canonical never are.
                     let own = called == entry.name || called.starts_with('@');
                     prop_assert!(!own || found.canonical == entry.canonical, "{called}");
                 } else {
-                    prop_assert!(name::reserved(called).is_some(), "{called} is lost");
+                    prop_assert!(name::reserved_for(called).is_some(), "{called} is lost");
                 }
             }
         }
     }
 
     #[test]
-    fn listed_names_are_unique_and_spellable((tools, offers) in world()) {
-        let registry = made(&tools, &offers);
+    fn listed_names_are_unique_and_spellable((tools, offers) in agent_and_offers()) {
+        let registry = build_registry(&tools, &offers);
         let mut seen = HashSet::new();
         for entry in registry.listed() {
             prop_assert!(seen.insert(entry.name.clone()), "{} twice", entry.name);
-            prop_assert!(entry.name.bytes().all(oubliette_protocol::agent::tool_name_byte));
-            prop_assert!(name::reserved(&entry.name).is_none());
+            prop_assert!(entry.name.bytes().all(oubliette_protocol::agent::is_tool_name_byte));
+            prop_assert!(name::reserved_for(&entry.name).is_none());
         }
     }
 
     #[test]
-    fn denied_always_wins((tools, offers) in world()) {
-        let registry = made(&tools, &offers);
+    fn denied_always_wins((tools, offers) in agent_and_offers()) {
+        let registry = build_registry(&tools, &offers);
         for entry in registry.entries() {
             let mut names = entry.aliases.iter().chain([&entry.plain]).map(String::as_str).chain([&*entry.canonical]);
-            let denied = names.any(|name| tools.denied.iter().any(|p| oubliette_tools::allow::glob_fits(p, name)));
-            prop_assert_eq!(denied, matches!(entry.verdict, Verdict::Denied(_)));
+            let denied = names.any(|name| tools.denied.iter().any(|p| oubliette_tools::allow::glob_matches(p, name)));
+            prop_assert_eq!(denied, matches!(entry.verdict, RuleVerdict::Denied(_)));
         }
     }
 
     #[test]
-    fn what_is_allowed_is_closed_under_alias((tools, offers) in world()) {
-        let registry = made(&tools, &offers);
+    fn what_is_allowed_is_closed_under_alias((tools, offers) in agent_and_offers()) {
+        let registry = build_registry(&tools, &offers);
         // Naming the canonical name of every allowed alias as well changes nothing, and the other way round.
         let mut wider = tools.clone();
         for (alias, target) in &tools.aliases {
@@ -351,15 +357,15 @@ proptest! {
                 wider.allowed.push(alias.clone());
             }
         }
-        let again = made(&wider, &offers);
-        let allowed = |r: &Registry| r.entries().iter().map(|e| e.verdict.allows()).collect::<Vec<_>>();
+        let again = build_registry(&wider, &offers);
+        let allowed = |r: &ToolRegistry| r.entries().iter().map(|e| e.verdict.allows()).collect::<Vec<_>>();
         prop_assert_eq!(allowed(&registry), allowed(&again));
     }
 
     #[test]
-    fn any_name_is_answered(called in ".{0,300}", (tools, offers) in world()) {
-        let registry = made(&tools, &offers);
-        if let Found::Tool(entry) = registry.resolve(&called) {
+    fn any_name_is_answered(called in ".{0,300}", (tools, offers) in agent_and_offers()) {
+        let registry = build_registry(&tools, &offers);
+        if let NameResolution::Tool(entry) = registry.resolve(&called) {
             prop_assert!(called == *entry.canonical || called == entry.plain || entry.aliases.contains(&called));
         }
     }
@@ -389,14 +395,14 @@ fn a_name_is_shown_only_by_the_tool_it_means() {
         ("a", "@notes/add"),
     ] {
         assert!(
-            matches!(registry.resolve(name), Found::Tool(entry) if &*entry.canonical == means),
+            matches!(registry.resolve(name), NameResolution::Tool(entry) if &*entry.canonical == means),
             "{name}"
         );
     }
 }
 
 #[test]
-fn a_tool_that_was_put_right_says_so() {
+fn a_corrected_tool_has_a_note() {
     let mut lying = offer("srv", &["x"]);
     let mut info = ToolInfo::clone(&lying.tools[0]);
     info.note = Some("its schema is replaced".into());

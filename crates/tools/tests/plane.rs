@@ -1,44 +1,44 @@
-//! The gate: every source through it, what it blocks, what the debugger hears of it.
+//! The gate: calls of every source, what it blocks, and what the debugger records.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod plane_support;
 
-use oubliette_protocol::{ErrorCode, Principal, Scope, TokenId, tool::Source};
-use oubliette_tools::{CallContext, Origin, Wanted};
-use plane_support::{World, inside, soon};
+use oubliette_protocol::{ErrorCode, Principal, Scope, TokenId, tool::ToolSource};
+use oubliette_tools::{CallContext, CallOrigin, Wanted};
+use plane_support::{PlaneFixture, from_agent, within_timeout};
 use serde_json::{Value, json};
 
 fn reader(id: &str) -> Value {
     json!({"id":id,"kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["."]}})
 }
 
-fn other_token() -> Origin {
-    Origin::Outside(Principal {
+fn other_token() -> CallOrigin {
+    CallOrigin::Outside(Principal {
         token_id: Some(TokenId::generate()),
         scope: Scope::Write,
         project: None,
     })
 }
 
-async fn world(tools: Value) -> World {
-    let world = World::new();
-    world.file("f", "content");
-    world.lenders.declare(json!({"caller_id":"myapp","caller_tools":[
+async fn fixture(tools: Value) -> PlaneFixture {
+    let fixture = PlaneFixture::new();
+    fixture.file("f", "content");
+    fixture.lenders.declare(json!({"caller_id":"myapp","caller_tools":[
         {"name":"send","inputSchema":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}},
         {"name":"both"}, {"name":"wait"}, {"name":"deaf"}]}));
-    world
+    fixture
         .lenders
         .declare(json!({"caller_id":"other-app","caller_tools":[{"name":"both"}]}));
-    world.install(tools, &[reader("files"), reader("notes")]).await;
-    world
+    fixture.install(tools, &[reader("files"), reader("notes")]).await;
+    fixture
 }
 
 #[tokio::test]
 async fn every_source_answers_through_the_gate() {
-    let world = world(json!({"use":["files"],"aliases":{"read":"@files/fs_read"}})).await;
+    let fixture = fixture(json!({"use":["files"],"aliases":{"read":"@files/fs_read"}})).await;
     for called in ["read", "@files/fs_read", "files_fs_read"] {
         assert_eq!(
-            world
+            fixture
                 .call(called, json!({"path":"f"}))
                 .await
                 .unwrap()
@@ -46,7 +46,7 @@ async fn every_source_answers_through_the_gate() {
             "content"
         );
     }
-    let lent = world
+    let lent = fixture
         .call("myapp_send", json!({"n":1}))
         .await
         .unwrap()
@@ -56,7 +56,7 @@ async fn every_source_answers_through_the_gate() {
         (&lent["caller"], &lent["canonical"]),
         (&json!("myapp"), &json!("myapp_send"))
     );
-    let own = world
+    let own = fixture
         .call("oubliette_session_list", json!({"a":1}))
         .await
         .unwrap()
@@ -66,7 +66,7 @@ async fn every_source_answers_through_the_gate() {
         (&own["own"], &own["canonical"]),
         (&json!("session_list"), &json!("oubliette_session_list"))
     );
-    let base = world
+    let base = fixture
         .call("session_events", json!({}))
         .await
         .unwrap()
@@ -74,7 +74,7 @@ async fn every_source_answers_through_the_gate() {
         .unwrap();
     assert_eq!(base, json!({"base":"session_events"}));
 
-    let calls = world.recorder.of("tool_call");
+    let calls = fixture.recorder.of("tool_call");
     let seen: Vec<(&str, &str, &str)> = calls
         .iter()
         .map(|c| {
@@ -106,13 +106,13 @@ async fn every_source_answers_through_the_gate() {
 }
 
 #[tokio::test]
-async fn bare_values_come_back_bare() {
-    let world = world(json!({"use":["files"]})).await;
+async fn call_raw_returns_the_sources_own_value() {
+    let fixture = fixture(json!({"use":["files"]})).await;
     let value = |wanted, arguments: Value| {
         let arguments = arguments.as_object().unwrap().clone();
-        let call = world
+        let call = fixture
             .plane
-            .call_raw(wanted, arguments, inside(), CallContext::default());
+            .call_raw(wanted, arguments, from_agent(), CallContext::default());
         async {
             call.await
                 .map(|raw| serde_json::from_str::<Value>(raw.get()).unwrap())
@@ -167,7 +167,7 @@ async fn bare_values_come_back_bare() {
 
 #[tokio::test]
 async fn blocked_tool_invoked() {
-    let world = world(json!({"use":["files","notes"],"allowed":["@files/*"]})).await;
+    let fixture = fixture(json!({"use":["files","notes"],"allowed":["@files/*"]})).await;
     let blocked = [
         ("@notes/fs_read", Some("@notes/fs_read")),
         ("notes_fs_read", Some("@notes/fs_read")),
@@ -175,14 +175,14 @@ async fn blocked_tool_invoked() {
         ("other_x", None),
     ];
     for (tool, canonical) in blocked {
-        let error = world.call(tool, json!({})).await.unwrap_err();
+        let error = fixture.call(tool, json!({})).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::NotAllowed, "{tool}");
         assert!(
             error.message.contains(tool) && error.message.contains("writer"),
             "{}",
             error.message
         );
-        let event = world.recorder.of("tool_blocked").pop().unwrap();
+        let event = fixture.recorder.of("tool_blocked").pop().unwrap();
         assert_eq!(
             (
                 event["tool"].as_str(),
@@ -192,22 +192,22 @@ async fn blocked_tool_invoked() {
         );
     }
     for unknown in ["nope", "files_fs_raed", "@files/none", &"x".repeat(10_000)] {
-        let error = world.call(unknown, json!({})).await.unwrap_err();
+        let error = fixture.call(unknown, json!({})).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::NotFound, "{}", error.message);
         assert!(error.message.len() < 500);
     }
-    let hint = world.call("files_fs_raed", json!({})).await.unwrap_err();
+    let hint = fixture.call("files_fs_raed", json!({})).await.unwrap_err();
     assert!(
         hint.message.contains("Did you mean files_fs_read?"),
         "{}",
         hint.message
     );
-    assert_eq!(world.recorder.of("tool_blocked").len(), 9);
+    assert_eq!(fixture.recorder.of("tool_blocked").len(), 9);
     assert!(
-        world.recorder.of("tool_call").is_empty(),
+        fixture.recorder.of("tool_call").is_empty(),
         "nothing reached a source"
     );
-    assert_eq!(world.plane.in_flight(), 0);
+    assert_eq!(fixture.plane.in_flight(), 0);
 }
 
 #[tokio::test]
@@ -218,15 +218,15 @@ async fn allowed_tool_invoked_and_wildcard_allow_all() {
         json!(["@files/*"]),
         json!(["files_fs_read"]),
     ] {
-        let world = world(json!({"use":["files"],"allowed":allowed})).await;
-        assert!(world.call("@files/fs_read", json!({"path":"f"})).await.is_ok());
-        assert_eq!(world.recorder.of("tool_call").len(), 1);
+        let fixture = fixture(json!({"use":["files"],"allowed":allowed})).await;
+        assert!(fixture.call("@files/fs_read", json!({"path":"f"})).await.is_ok());
+        assert_eq!(fixture.recorder.of("tool_call").len(), 1);
     }
 }
 
 #[tokio::test]
 async fn denied_governs_every_source() {
-    let world = world(json!({"use":["files"],"aliases":{"r":"@files/fs_read"},
+    let fixture = fixture(json!({"use":["files"],"aliases":{"r":"@files/fs_read"},
         "denied":["@files/*","myapp_*","session_message","oubliette_session_*"]}))
     .await;
     for tool in [
@@ -237,7 +237,7 @@ async fn denied_governs_every_source() {
         "oubliette_session_list",
         "@files/none",
     ] {
-        let error = world.call(tool, json!({"n":1})).await.unwrap_err();
+        let error = fixture.call(tool, json!({"n":1})).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::NotAllowed, "{tool}: {}", error.message);
     }
     let send = Wanted::Caller {
@@ -245,24 +245,24 @@ async fn denied_governs_every_source() {
         caller_id: None,
     };
     assert_eq!(
-        world
-            .call_as(send, json!({"n":1}), inside())
+        fixture
+            .call_as(send, json!({"n":1}), from_agent())
             .await
             .unwrap_err()
             .code,
         ErrorCode::NotAllowed
     );
-    let own = world
-        .call_as(Wanted::Own("session_get".into()), json!({}), inside())
+    let own = fixture
+        .call_as(Wanted::Own("session_get".into()), json!({}), from_agent())
         .await;
     assert_eq!(own.unwrap_err().code, ErrorCode::NotAllowed);
     for tool in ["other-app_both", "session_events", "oubliette_project_list"] {
-        assert!(world.call(tool, json!({})).await.is_ok(), "{tool}");
+        assert!(fixture.call(tool, json!({})).await.is_ok(), "{tool}");
     }
-    assert_eq!(world.plane.base_tools().len(), 2);
-    assert!(world.listed().is_empty());
+    assert_eq!(fixture.plane.base_tools().len(), 2);
+    assert!(fixture.listed().is_empty());
     assert_eq!(
-        world
+        fixture
             .plane
             .list_own("good")
             .await
@@ -275,41 +275,41 @@ async fn denied_governs_every_source() {
 }
 
 #[tokio::test]
-async fn a_callers_tool_is_not_anybodys() {
-    let world = world(json!({"use":[]})).await;
+async fn another_token_may_not_call_a_callers_tool() {
+    let fixture = fixture(json!({"use":[]})).await;
     let any = Wanted::Any("myapp_send".into());
-    let error = world
+    let error = fixture
         .call_as(any, json!({"n":1}), other_token())
         .await
         .unwrap_err();
     assert_eq!(error.code, ErrorCode::PermissionDenied);
-    assert_eq!(world.recorder.of("tool_blocked").len(), 1);
+    assert_eq!(fixture.recorder.of("tool_blocked").len(), 1);
 }
 
 #[tokio::test]
 async fn tool_list_explains_every_tool() {
-    let world = world(json!({"use":["files","notes"],"allowed":["read"],"aliases":{"read":"@files/fs_read","gone":"@notes/none"}})).await;
-    let read = world.row("read");
+    let fixture = fixture(json!({"use":["files","notes"],"allowed":["read"],"aliases":{"read":"@files/fs_read","gone":"@notes/none"}})).await;
+    let read = fixture.row("read");
     assert_eq!(
         (read.canonical.as_str(), read.source, read.allowed, read.available),
-        ("@files/fs_read", Source::Catalog, true, true)
+        ("@files/fs_read", ToolSource::Catalog, true, true)
     );
     assert_eq!(read.aliases, ["files_fs_read"]);
     assert!(read.reason.unwrap().contains("\"read\" in tools.allowed"));
-    let notes = world.row("@notes/fs_read");
+    let notes = fixture.row("@notes/fs_read");
     assert!(!notes.allowed && notes.reason.unwrap().contains("not named in tools.allowed"));
-    assert!(!world.row("gone").available);
-    assert_eq!(world.row("myapp_send").source, Source::Caller);
-    assert_eq!(world.row("session_message").source, Source::Base);
-    assert_eq!(world.plane.list().servers.len(), 2);
-    assert_eq!(world.listed(), ["read"]);
+    assert!(!fixture.row("gone").available);
+    assert_eq!(fixture.row("myapp_send").source, ToolSource::Caller);
+    assert_eq!(fixture.row("session_message").source, ToolSource::Base);
+    assert_eq!(fixture.plane.list().servers.len(), 2);
+    assert_eq!(fixture.listed(), ["read"]);
 }
 
 #[tokio::test]
 async fn a_lent_name_is_not_listed_twice() {
-    let world = world(json!({"use":["files"],"aliases":{"myapp_send":"@files/fs_read"}})).await;
-    assert!(world.listed().is_empty());
-    let rows: Vec<_> = world
+    let fixture = fixture(json!({"use":["files"],"aliases":{"myapp_send":"@files/fs_read"}})).await;
+    assert!(fixture.listed().is_empty());
+    let rows: Vec<_> = fixture
         .plane
         .list()
         .tools
@@ -317,161 +317,167 @@ async fn a_lent_name_is_not_listed_twice() {
         .filter(|row| row.name == "myapp_send" && row.available)
         .collect();
     assert_eq!(rows.len(), 1);
-    assert_eq!(rows[0].source, Source::Caller);
-    world.lenders.0.lock().clear();
-    assert_eq!(world.listed(), ["myapp_send"]);
+    assert_eq!(rows[0].source, ToolSource::Caller);
+    fixture.lenders.0.lock().clear();
+    assert_eq!(fixture.listed(), ["myapp_send"]);
     assert!(
-        world
+        fixture
             .plane
-            .taken("myapp_send")
+            .name_conflict("myapp_send")
             .unwrap()
             .contains("@files/fs_read")
     );
-    assert!(world.plane.taken("session_message").is_some() && world.plane.taken("myapp_x").is_none());
+    assert!(
+        fixture.plane.name_conflict("session_message").is_some()
+            && fixture.plane.name_conflict("myapp_x").is_none()
+    );
 }
 
 #[tokio::test]
 async fn secrets_never_reach_the_debugger_and_values_are_kept_to_a_size() {
-    let world = world(json!({"use":["files"]})).await;
-    world.plane.hide("oub_thekey");
-    (0..10_000).for_each(|n| world.plane.hide(&format!("made-up-{n}")));
-    world.file("big", "x".repeat(200_000));
+    let fixture = fixture(json!({"use":["files"]})).await;
+    fixture.plane.hide_secret("oub_thekey");
+    (0..10_000).for_each(|n| fixture.plane.hide_secret(&format!("made-up-{n}")));
+    fixture.file("big", "x".repeat(200_000));
     let send = json!({"n":1,"note":"the key is oub_thekey"});
-    let answer = world.call("myapp_send", send).await.unwrap();
+    let answer = fixture.call("myapp_send", send).await.unwrap();
     assert!(
         answer.joined_text().contains("oub_thekey"),
         "the tool itself gets what it was sent"
     );
-    world
+    fixture
         .call("files_fs_read", json!({"path":"oub_thekey"}))
         .await
         .unwrap_err();
-    world.call("files_fs_read", json!({"path":"big"})).await.unwrap();
-    let text = json!(world.recorder.all()).to_string();
+    fixture
+        .call("files_fs_read", json!({"path":"big"}))
+        .await
+        .unwrap();
+    let text = json!(fixture.recorder.all()).to_string();
     assert!(!text.contains("oub_thekey"), "{text}");
-    let big = world.recorder.of("tool_call").pop().unwrap();
+    let big = fixture.recorder.of("tool_call").pop().unwrap();
     assert_eq!(big["result"]["truncated"], true);
     assert!(big.to_string().len() < 2 * 64 * 1024);
 }
 
 #[tokio::test]
 async fn what_is_in_flight_can_be_waited_for_and_cancelled() {
-    let world = world(json!({"use":[]})).await;
+    let fixture = fixture(json!({"use":[]})).await;
     let call = |tool: &str| {
-        let (plane, wanted) = (world.plane.clone(), Wanted::Any(tool.into()));
+        let (plane, wanted) = (fixture.plane.clone(), Wanted::Any(tool.into()));
         tokio::spawn(async move {
             plane
-                .call(wanted, Default::default(), inside(), CallContext::default())
+                .call(wanted, Default::default(), from_agent(), CallContext::default())
                 .await
         })
     };
     let (polite, deaf) = (call("myapp_wait"), call("myapp_deaf"));
-    soon("both calls", async {
-        while world.plane.in_flight() < 2 {
+    within_timeout("both calls", async {
+        while fixture.plane.in_flight() < 2 {
             tokio::task::yield_now().await;
         }
     })
     .await;
-    assert_eq!(world.plane.cancel_all("the agent is being switched"), 2);
-    soon("the drain", world.plane.drained()).await;
+    assert_eq!(fixture.plane.cancel_all("the agent is being switched"), 2);
+    within_timeout("the drain", fixture.plane.wait_drained()).await;
     for ended in [polite, deaf] {
-        let error = soon("the end", ended).await.unwrap().unwrap_err();
+        let error = within_timeout("the end", ended).await.unwrap().unwrap_err();
         assert_eq!(
             (error.code, error.message.as_str()),
             (ErrorCode::Unavailable, "the agent is being switched")
         );
     }
-    let calls = world.recorder.of("tool_call");
+    let calls = fixture.recorder.of("tool_call");
     assert!(calls.len() == 2 && calls.iter().all(|c| c["ok"] == false));
 }
 
 #[tokio::test]
 async fn a_call_nobody_waits_for_is_still_recorded() {
-    let world = world(json!({"use":[]})).await;
-    let plane = world.plane.clone();
+    let fixture = fixture(json!({"use":[]})).await;
+    let plane = fixture.plane.clone();
     let call = tokio::spawn(async move {
         plane
             .call(
                 Wanted::Any("myapp_deaf".into()),
                 Default::default(),
-                inside(),
+                from_agent(),
                 CallContext::default(),
             )
             .await
     });
-    soon("the call", async {
-        while world.plane.in_flight() == 0 {
+    within_timeout("the call", async {
+        while fixture.plane.in_flight() == 0 {
             tokio::task::yield_now().await;
         }
     })
     .await;
     call.abort();
-    world
+    fixture
         .recorder
         .wait("its record", |event| {
             event["kind"] == "tool_call" && event["ok"] == false
         })
         .await;
-    assert_eq!(world.plane.in_flight(), 0);
+    assert_eq!(fixture.plane.in_flight(), 0);
 }
 
 #[tokio::test]
 async fn without_a_context_nothing_can_be_called() {
-    let world = world(json!({"use":["files"]})).await;
-    let changes = world.plane.changes();
-    let context = world.plane.take().unwrap();
+    let fixture = fixture(json!({"use":["files"]})).await;
+    let changes = fixture.plane.changes();
+    let context = fixture.plane.uninstall().unwrap();
     assert!(changes.has_changed().unwrap());
     for tool in ["files_fs_read", "myapp_send", "session_events", "oubliette_x"] {
         assert_eq!(
-            world.call(tool, json!({})).await.unwrap_err().code,
+            fixture.call(tool, json!({})).await.unwrap_err().code,
             ErrorCode::Unavailable
         );
     }
-    assert!(world.listed().is_empty() && world.plane.base_tools().is_empty());
+    assert!(fixture.listed().is_empty() && fixture.plane.base_tools().is_empty());
     context.teardown().await;
-    world.plane.install(context);
+    fixture.plane.install(context);
     assert!(
-        world.call("files_fs_read", json!({"path":"f"})).await.is_err(),
+        fixture.call("files_fs_read", json!({"path":"f"})).await.is_err(),
         "a torn down context stays closed"
     );
 }
 
 #[tokio::test]
 async fn a_denied_tool_is_not_allowed_whatever_way_it_is_asked_for() {
-    let world = world(json!({"use":["files"],
+    let fixture = fixture(json!({"use":["files"],
         "denied":["session_message","myapp_*","oubliette_*"]}))
     .await;
-    // A client that was not shown them asks for them as it does for any other name.
+    // A client to which they were not listed asks for them as for any other name.
     for tool in ["session_message", "myapp_send", "oubliette_project_list"] {
         let asked = Wanted::Catalog(tool.into());
-        let error = world.call_as(asked, json!({}), inside()).await.unwrap_err();
+        let error = fixture.call_as(asked, json!({}), from_agent()).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::NotAllowed, "{tool}: {error}");
         let text = error.to_string();
         assert!(text.contains(tool) && text.contains("writer"), "{text}");
     }
-    let blocked = world.recorder.of("tool_blocked");
+    let blocked = fixture.recorder.of("tool_blocked");
     assert_eq!(blocked.len(), 3);
     assert_eq!(blocked[0]["canonical"], "session_message");
-    assert!(world.plane.denies("myapp_send") && !world.plane.denies("project_list"));
-    // One that is nobody's is not there, rather than forbidden.
-    let nobody = world
-        .call_as(Wanted::Catalog("nobodys".into()), json!({}), inside())
+    assert!(fixture.plane.denies("myapp_send") && !fixture.plane.denies("project_list"));
+    // A name that no source has is not found, rather than not allowed.
+    let nobody = fixture
+        .call_as(Wanted::Catalog("nobodys".into()), json!({}), from_agent())
         .await;
     assert_eq!(nobody.unwrap_err().code, ErrorCode::NotFound);
 }
 
 #[tokio::test]
-async fn what_own_tools_are_given_that_is_secret_is_not_in_the_debugger() {
-    let world = world(json!({"use":["files"]})).await;
-    let origin = Origin::Inside {
+async fn secret_arguments_of_own_tools_are_not_in_the_debugger() {
+    let fixture = fixture(json!({"use":["files"]})).await;
+    let origin = CallOrigin::Inside {
         api_key: Some("good".into()),
     };
     let given = json!({"name":"p","env":{"DATABASE":"sesame"},"definition":{"headers":{"x":"poppy"}},"token":"oub_linseed"});
-    world
+    fixture
         .call_as(Wanted::Own("project_create".into()), given, origin)
         .await
         .unwrap();
-    let calls = world.recorder.of("tool_call");
+    let calls = fixture.recorder.of("tool_call");
     let text = calls[0].to_string();
     for secret in ["sesame", "poppy", "linseed"] {
         assert!(!text.contains(secret), "{text}");

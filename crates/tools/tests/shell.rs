@@ -1,11 +1,11 @@
-//! `shell_exec` through the plane, on the host's own and in the real sandbox.
+//! `shell_exec` through the plane, with the host driver and in the real sandbox.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod plane_support;
 
 use oubliette_protocol::{ErrorCode, tool::CallResult};
 use oubliette_tools::{CallContext, Wanted};
-use plane_support::{World, inside, soon};
+use plane_support::{PlaneFixture, from_agent, within_timeout};
 use serde_json::{Value, json};
 
 fn policy(commands: &[&str]) -> Value {
@@ -18,35 +18,44 @@ fn field<'a>(result: &'a CallResult, name: &str) -> &'a Value {
 
 #[tokio::test]
 async fn shell_exec_tool_registered() {
-    let world = World::new();
-    world.file("sub/f", "x");
-    world
-        .builtin(policy(&["ls", "cat", "env", "sh -c exit", "printf"]))
+    let fixture = PlaneFixture::new();
+    fixture.file("sub/f", "x");
+    fixture
+        .install_builtin(policy(&["ls", "cat", "env", "sh -c exit", "printf"]))
         .await;
-    let ls = world.it(json!({"argv":["ls"],"cwd":"sub"})).await.unwrap();
+    let ls = fixture
+        .call_builtin(json!({"argv":["ls"],"cwd":"sub"}))
+        .await
+        .unwrap();
     assert_eq!(
         (field(&ls, "stdout"), field(&ls, "exit_code"), ls.is_error),
         (&json!("f\n"), &json!(0), false)
     );
-    let cat = world.it(json!({"argv":["cat"],"stdin":"over"})).await.unwrap();
+    let cat = fixture
+        .call_builtin(json!({"argv":["cat"],"stdin":"over"}))
+        .await
+        .unwrap();
     assert_eq!(cat.joined_text(), "over");
-    let env = world
-        .it(json!({"argv":["env"],"env":{"GREETING":"hi"}}))
+    let env = fixture
+        .call_builtin(json!({"argv":["env"],"env":{"GREETING":"hi"}}))
         .await
         .unwrap()
         .joined_text();
     assert!(env.lines().any(|line| line == "GREETING=hi"), "{env}");
-    let missing = world.it(json!({"argv":["ls","none"]})).await.unwrap();
+    let missing = fixture.call_builtin(json!({"argv":["ls","none"]})).await.unwrap();
     assert!(
         missing.is_error && missing.joined_text().contains("[exit code 2]"),
         "{missing:?}"
     );
 
-    // What a shell would make something of reaches the program as it is.
+    // Shell metacharacters reach the program unchanged.
     let nasty = "; $(touch owned) `touch owned` && touch owned | \"'\n";
-    let printed = world.it(json!({"argv":["printf","%s",nasty]})).await.unwrap();
+    let printed = fixture
+        .call_builtin(json!({"argv":["printf","%s",nasty]}))
+        .await
+        .unwrap();
     assert_eq!(field(&printed, "stdout"), nasty);
-    assert!(!world.workspace().join("owned").exists());
+    assert!(!fixture.workspace().join("owned").exists());
 
     for (arguments, code) in [
         (json!({"argv":["rm","-rf","."]}), ErrorCode::NotAllowed),
@@ -65,19 +74,19 @@ async fn shell_exec_tool_registered() {
         (json!({"argv":"ls"}), ErrorCode::InvalidArgument),
         (json!({"argv":["ls"],"shell":true}), ErrorCode::InvalidArgument),
     ] {
-        let error = world.it(arguments.clone()).await.unwrap_err();
+        let error = fixture.call_builtin(arguments.clone()).await.unwrap_err();
         assert_eq!(error.code, code, "{arguments}: {}", error.message);
     }
 }
 
 #[tokio::test]
 async fn a_shell_policy_interprets_the_line() {
-    let world = World::new();
-    world
-        .builtin(json!({"name":"shell_exec","allowedCommands":["echo"],"shell":true}))
+    let fixture = PlaneFixture::new();
+    fixture
+        .install_builtin(json!({"name":"shell_exec","allowedCommands":["echo"],"shell":true}))
         .await;
-    let result = world
-        .it(json!({"argv":["echo $((1+1)) | tr 2 3"]}))
+    let result = fixture
+        .call_builtin(json!({"argv":["echo $((1+1)) | tr 2 3"]}))
         .await
         .unwrap();
     assert_eq!(field(&result, "stdout"), "3\n");
@@ -85,22 +94,25 @@ async fn a_shell_policy_interprets_the_line() {
 
 #[tokio::test]
 async fn output_is_bounded_and_the_cut_is_marked() {
-    let world = World::new();
-    world.builtin(policy(&["seq", "yes"])).await;
-    let result = world.it(json!({"argv":["seq","100000"]})).await.unwrap();
+    let fixture = PlaneFixture::new();
+    fixture.install_builtin(policy(&["seq", "yes"])).await;
+    let result = fixture
+        .call_builtin(json!({"argv":["seq","100000"]}))
+        .await
+        .unwrap();
     let out = field(&result, "stdout").as_str().unwrap();
     assert!(out.starts_with("1\n2\n") && out.ends_with("99999\n100000\n") && out.contains("bytes left out"));
     assert_eq!(field(&result, "truncated"), true);
-    let flood = world.it(json!({"argv":["yes"]})).await.unwrap_err();
+    let flood = fixture.call_builtin(json!({"argv":["yes"]})).await.unwrap_err();
     assert_eq!(flood.code, ErrorCode::LimitExceeded);
 }
 
-/// A pipe in the workspace through which a command tells a pid.
-struct Told(std::path::PathBuf);
+/// A FIFO in the workspace to which a command writes a pid.
+struct PidPipe(std::path::PathBuf);
 
-impl Told {
-    fn at(world: &World, name: &str) -> Self {
-        let path = world.workspace().join(name);
+impl PidPipe {
+    fn at(fixture: &PlaneFixture, name: &str) -> Self {
+        let path = fixture.workspace().join(name);
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         Self(path)
@@ -108,32 +120,37 @@ impl Told {
 
     async fn pid(self) -> i32 {
         let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(self.0).unwrap());
-        soon("the pid", read).await.unwrap().trim().parse().unwrap()
+        within_timeout("the pid", read)
+            .await
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
     }
 }
 
 fn alive(pid: i32) -> bool {
-    // A zombie that nobody has reaped yet does not run any more.
+    // A zombie that is not reaped yet does not run any more.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 #[tokio::test]
-async fn past_its_timeout_the_whole_tree_dies() {
-    let world = World::new();
-    world.file(
+async fn past_its_timeout_the_whole_process_tree_is_killed() {
+    let fixture = PlaneFixture::new();
+    fixture.file(
         "f.sh",
         "(echo $$; sh -c 'echo $$ > child; exec sleep 1000') & echo begun; sleep 1000",
     );
     let mut policy = policy(&["sh"]);
     policy["timeoutMs"] = json!(5_000);
-    world.builtin(policy).await;
-    let child = Told::at(&world, "child");
-    let (result, child) = tokio::join!(world.it(json!({"argv":["sh","f.sh"]})), child.pid());
+    fixture.install_builtin(policy).await;
+    let child = PidPipe::at(&fixture, "child");
+    let (result, child) = tokio::join!(fixture.call_builtin(json!({"argv":["sh","f.sh"]})), child.pid());
     let error = result.unwrap_err();
     assert_eq!(error.code, ErrorCode::Timeout);
     assert!(error.message.contains("begun"), "{}", error.message);
     assert!(!alive(child), "{child} is left");
-    let call = &world.recorder.of("tool_call")[0];
+    let call = &fixture.recorder.of("tool_call")[0];
     assert_eq!(
         (&call["ok"], &call["canonical"]),
         (&json!(false), &json!("@b/shell_exec"))
@@ -142,56 +159,59 @@ async fn past_its_timeout_the_whole_tree_dies() {
 
 #[tokio::test]
 async fn a_cancelled_command_is_killed() {
-    let world = World::new();
-    world.file("f.sh", "echo $$ > pid; exec sleep 1000");
-    world.builtin(policy(&["sh"])).await;
+    let fixture = PlaneFixture::new();
+    fixture.file("f.sh", "echo $$ > pid; exec sleep 1000");
+    fixture.install_builtin(policy(&["sh"])).await;
     let ctx = CallContext::default();
     let arguments = json!({"argv":["sh","f.sh"]}).as_object().unwrap().clone();
-    let call = world
+    let call = fixture
         .plane
-        .call(Wanted::Any("it".into()), arguments, inside(), ctx.clone());
-    let told = Told::at(&world, "pid");
+        .call(Wanted::Any("it".into()), arguments, from_agent(), ctx.clone());
+    let told = PidPipe::at(&fixture, "pid");
     let cancel = async {
         let pid = rustix::process::Pid::from_raw(told.pid().await).unwrap();
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
         ctx.cancel.cancel();
         process
     };
-    let (result, process) = soon("the cancelled call", async { tokio::join!(call, cancel) }).await;
+    let (result, process) = within_timeout("the cancelled call", async { tokio::join!(call, cancel) }).await;
     assert_eq!(result.unwrap_err().code, ErrorCode::Unavailable);
-    // Whoever gives up is not kept waiting for the end, but it comes.
+    // The cancelled call does not wait for the process, but the process is killed.
     let end = tokio::task::spawn_blocking(move || {
         let mut ended = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut ended, None).unwrap()
     });
-    assert_eq!(soon("the end of the process", end).await.unwrap(), 1);
+    assert_eq!(within_timeout("the end of the process", end).await.unwrap(), 1);
 }
 
 #[tokio::test]
-async fn what_a_command_leaves_behind_does_not_hold_its_answer() {
-    let world = World::new();
-    world.file("f.sh", "sleep 1000 & echo $! > pid; echo done");
-    world.builtin(policy(&["sh"])).await;
-    let told = Told::at(&world, "pid");
-    let (result, left) = tokio::join!(world.it(json!({"argv":["sh","f.sh"]})), told.pid());
+async fn processes_left_behind_do_not_delay_the_answer() {
+    let fixture = PlaneFixture::new();
+    fixture.file("f.sh", "sleep 1000 & echo $! > pid; echo done");
+    fixture.install_builtin(policy(&["sh"])).await;
+    let told = PidPipe::at(&fixture, "pid");
+    let (result, left) = tokio::join!(fixture.call_builtin(json!({"argv":["sh","f.sh"]})), told.pid());
     assert_eq!(field(&result.unwrap(), "stdout"), "done\n");
     assert!(!alive(left));
 }
 
 #[tokio::test]
 async fn in_the_real_sandbox_a_command_sees_the_workspace_and_no_network() {
-    let world = World::local().await;
-    world.file("notes/f", "seen");
-    std::fs::write(world.dir.path().join("secret"), "x").unwrap();
-    world.builtin(policy(&["cat", "sh", "id", "pwd"])).await;
-    let cat = world.it(json!({"argv":["cat","f"],"cwd":"notes"})).await.unwrap();
+    let fixture = PlaneFixture::with_local_sandbox().await;
+    fixture.file("notes/f", "seen");
+    std::fs::write(fixture.dir.path().join("secret"), "x").unwrap();
+    fixture.install_builtin(policy(&["cat", "sh", "id", "pwd"])).await;
+    let cat = fixture
+        .call_builtin(json!({"argv":["cat","f"],"cwd":"notes"}))
+        .await
+        .unwrap();
     assert_eq!(cat.joined_text(), "seen", "{cat:?}");
-    let written = world
-        .it(json!({"argv":["sh","-c","echo made > out; cat /proc/net/route | wc -l; id -u"]}))
+    let written = fixture
+        .call_builtin(json!({"argv":["sh","-c","echo made > out; cat /proc/net/route | wc -l; id -u"]}))
         .await
         .unwrap();
     assert_eq!(
-        std::fs::read_to_string(world.workspace().join("out")).unwrap(),
+        std::fs::read_to_string(fixture.workspace().join("out")).unwrap(),
         "made\n"
     );
     let uid = field(&written, "stdout")
@@ -202,7 +222,10 @@ async fn in_the_real_sandbox_a_command_sees_the_workspace_and_no_network() {
         .unwrap()
         .to_owned();
     assert_ne!(uid, "0", "never root inside");
-    let secret = world.dir.path().join("secret");
-    let outside = world.it(json!({"argv":["cat", secret]})).await.unwrap();
+    let secret = fixture.dir.path().join("secret");
+    let outside = fixture
+        .call_builtin(json!({"argv":["cat", secret]}))
+        .await
+        .unwrap();
     assert!(outside.is_error, "{outside:?}");
 }

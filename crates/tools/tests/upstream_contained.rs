@@ -1,4 +1,5 @@
-//! Servers that misbehave cost their own calls, with a reason, and nothing else.
+//! A server that hangs, floods, sends too much, never reads or lies fails its own calls, with a reason, and
+//! affects no other server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -6,14 +7,17 @@ mod upstream_support;
 
 use std::sync::Arc;
 
-use oubliette_protocol::{ErrorCode, tool::Light};
+use oubliette_protocol::{ErrorCode, tool::HealthStatus};
 use oubliette_tools::{CallContext, upstream::Upstream};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, sync::mpsc};
 use tokio_util::sync::CancellationToken;
-use upstream_support::{Bench, ask, at, object, raw, server::ToolServer, soon, tcp_server};
+use upstream_support::{
+    UpstreamFixture, call_text, object, raw, remote_definition, server::ToolServer, soon, tcp_server,
+};
 
-async fn refused(upstream: &Upstream, tool: &str) -> oubliette_protocol::Error {
+/// Calls a tool and returns the error it must fail with.
+async fn call_error(upstream: &Upstream, tool: &str) -> oubliette_protocol::Error {
     soon(
         tool,
         upstream.call(tool, object(json!({})), &CallContext::default()),
@@ -22,19 +26,21 @@ async fn refused(upstream: &Upstream, tool: &str) -> oubliette_protocol::Error {
     .unwrap_err()
 }
 
-/// A well-behaved server beside the one under test.
+/// A well-behaved server beside the one under test, to show that it is not affected.
 async fn bystander() -> Arc<Upstream> {
     let address = tcp_server(ToolServer::default(), CancellationToken::new()).await;
-    Bench::new(at("tcp", address, json!({}))).up().await
+    UpstreamFixture::new(remote_definition("tcp", address, json!({})))
+        .start_ready()
+        .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_hangs_times_out_and_is_told_to_stop() {
+async fn a_call_to_a_hanging_server_times_out_and_is_cancelled() {
     let (heard, mut hears) = mpsc::unbounded_channel();
     let address = raw::listen(move |mut peer| {
         let heard = heard.clone();
         async move {
-            peer.greet(raw::tools(&["hang", "quick"])).await;
+            peer.complete_startup(raw::tools(&["hang", "quick"])).await;
             while let Some(message) = peer.next().await {
                 match (message["method"].as_str(), message["params"]["name"].as_str()) {
                     (Some("tools/call"), Some("quick")) => peer.answer(&message, json!({"content":[]})).await,
@@ -48,41 +54,41 @@ async fn one_that_hangs_times_out_and_is_told_to_stop() {
         }
     })
     .await;
-    let bench = Bench::new(at(
+    let fixture = UpstreamFixture::new(remote_definition(
         "tcp",
         address,
         json!({"timeouts":{"startupMs":15000,"requestMs":5000}}),
     ));
-    let upstream = bench.up().await;
+    let upstream = fixture.start_ready().await;
     let hang = || {
         let upstream = upstream.clone();
-        tokio::spawn(async move { refused(&upstream, "hang").await })
+        tokio::spawn(async move { call_error(&upstream, "hang").await })
     };
     let hanging = hang();
     let (what, called) = soon("the call", hears.recv()).await.unwrap();
     assert_eq!(what, "called");
-    ask(&upstream, "quick", json!({})).await;
+    call_text(&upstream, "quick", json!({})).await;
     let error = hanging.await.unwrap();
     assert_eq!(error.code, ErrorCode::Timeout);
     assert!(error.message.contains("5000 ms"), "{}", error.message);
     let told = soon("notifications/cancelled", hears.recv()).await.unwrap();
     assert_eq!(told, ("cancelled", called));
-    // Nor is the server left working for a caller that has gone.
+    // Dropping the call's future cancels it at the server too.
     let dropped = hang();
     let (what, called) = soon("the call", hears.recv()).await.unwrap();
     assert_eq!(what, "called");
     dropped.abort();
     let told = soon("notifications/cancelled", hears.recv()).await.unwrap();
     assert_eq!(told, ("cancelled", called));
-    assert_eq!(upstream.status().status, Light::Green);
-    ask(&upstream, "quick", json!({})).await;
+    assert_eq!(upstream.status().status, HealthStatus::Green);
+    call_text(&upstream, "quick", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_sends_a_hundred_megabytes_is_cut_off() {
+async fn a_tcp_server_that_sends_100_megabytes_is_disconnected() {
     let address = raw::listen(|mut peer| async move {
-        peer.greet(raw::tools(&["big"])).await;
-        let call = peer.method("tools/call").await;
+        peer.complete_startup(raw::tools(&["big"])).await;
+        let call = peer.expect_method("tools/call").await;
         if peer.number > 0 {
             peer.answer(&call, json!({"content":[{"type":"text","text":"small"}]}))
                 .await;
@@ -102,27 +108,27 @@ async fn one_that_sends_a_hundred_megabytes_is_cut_off() {
         panic!("all of it was read");
     })
     .await;
-    let bench = Bench::new(at("tcp", address, json!({})));
-    let upstream = bench.up().await;
+    let fixture = UpstreamFixture::new(remote_definition("tcp", address, json!({})));
+    let upstream = fixture.start_ready().await;
     let other = bystander().await;
-    let error = refused(&upstream, "big").await;
+    let error = call_error(&upstream, "big").await;
     assert_eq!(error.code, ErrorCode::Unavailable);
     assert!(error.message.contains("larger than 16 MiB"), "{}", error.message);
-    assert_eq!(ask(&other, "echo", json!({"text":"x"})).await, "x");
+    assert_eq!(call_text(&other, "echo", json!({"text":"x"})).await, "x");
     assert_eq!(
-        ask(&upstream, "big", json!({})).await,
+        call_text(&upstream, "big", json!({})).await,
         "small",
         "it is connected to again"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_http_server_that_sends_a_hundred_megabytes_is_cut_off() {
+async fn an_http_server_that_sends_100_megabytes_is_disconnected() {
     use axum::{Router, body::Body, http::header, response::IntoResponse, routing::post};
     async fn serve(body: String, kind: &'static str) -> axum::response::Response {
         let message: Value = serde_json::from_str(&body).unwrap();
         let result = match message["method"].as_str().unwrap() {
-            "initialize" => raw::hello(),
+            "initialize" => raw::initialize_result(),
             "tools/list" => json!({"tools":raw::tools(&["big"])}),
             "tools/call" => {
                 let start = if kind == "text/event-stream" {
@@ -146,9 +152,13 @@ async fn an_http_server_that_sends_a_hundred_megabytes_is_cut_off() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, router).await });
-        let bench = Bench::new(at("http", format!("http://{address}/mcp"), json!({})));
-        let upstream = bench.up().await;
-        let error = refused(&upstream, "big").await;
+        let fixture = UpstreamFixture::new(remote_definition(
+            "http",
+            format!("http://{address}/mcp"),
+            json!({}),
+        ));
+        let upstream = fixture.start_ready().await;
+        let error = call_error(&upstream, "big").await;
         assert!(
             error.message.contains("larger than 16 MiB"),
             "{kind}: {}",
@@ -158,10 +168,10 @@ async fn an_http_server_that_sends_a_hundred_megabytes_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_floods_is_held_back_and_still_answers() {
+async fn a_flooding_server_is_throttled_and_still_answers() {
     let address = raw::listen(|mut peer| async move {
-        peer.greet(raw::tools(&["a"])).await;
-        let raw::Peer { mut lines, mut write, .. } = peer;
+        peer.complete_startup(raw::tools(&["a"])).await;
+        let raw::RawServerConnection { mut lines, mut write, .. } = peer;
         let (sender, mut answers) = mpsc::unbounded_channel::<String>();
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
@@ -191,31 +201,31 @@ async fn one_that_floods_is_held_back_and_still_answers() {
         }
     })
     .await;
-    let bench = Bench::new(at("tcp", address, json!({})));
-    let upstream = bench.up().await;
+    let fixture = UpstreamFixture::new(remote_definition("tcp", address, json!({})));
+    let upstream = fixture.start_ready().await;
     let other = bystander().await;
     for _ in 0..3 {
-        assert_eq!(ask(&upstream, "a", json!({})).await, "through the flood");
-        assert_eq!(ask(&other, "echo", json!({"text":"x"})).await, "x");
+        assert_eq!(call_text(&upstream, "a", json!({})).await, "through the flood");
+        assert_eq!(call_text(&other, "echo", json!({"text":"x"})).await, "x");
     }
     soon("the stop", upstream.stop("enough")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_never_reads_holds_up_nobody() {
+async fn a_server_that_never_reads_delays_no_other_server() {
     let address = raw::listen(|mut peer| async move {
-        peer.greet(raw::tools(&["a"])).await;
-        // Keeps the connection and reads nothing more.
+        peer.complete_startup(raw::tools(&["a"])).await;
+        // Keeps the connection open and reads nothing more.
         std::future::pending::<()>().await;
         drop(peer);
     })
     .await;
-    let bench = Bench::new(at(
+    let fixture = UpstreamFixture::new(remote_definition(
         "tcp",
         address,
         json!({"timeouts":{"startupMs":15000,"requestMs":1000}}),
     ));
-    let upstream = bench.up().await;
+    let upstream = fixture.start_ready().await;
     let other = bystander().await;
     let filling = "x".repeat(8 * 1024 * 1024);
     let calls = (0..16).map(|_| {
@@ -237,15 +247,15 @@ async fn one_that_never_reads_holds_up_nobody() {
         .find(|error| error.code == ErrorCode::Unavailable)
         .unwrap();
     assert!(full.message.contains("does not read"), "{}", full.message);
-    assert_eq!(ask(&other, "echo", json!({"text":"x"})).await, "x");
+    assert_eq!(call_text(&other, "echo", json!({"text":"x"})).await, "x");
     soon("the stop", upstream.stop("enough")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_lies_about_its_tools_keeps_the_honest_ones() {
+async fn invalid_tools_in_a_list_do_not_cost_the_valid_ones() {
     let address = raw::listen(|mut peer| async move {
         let long = "n".repeat(10_000);
-        peer.greet(json!([
+        peer.complete_startup(json!([
             {"name":"good","description":"fine","inputSchema":{"type":"object","properties":{"a":{"type":"string"}}}},
             {"name":"liar","inputSchema":{"type":"array"}},
             {"name":"wrong","inputSchema":"not even an object"},
@@ -257,7 +267,7 @@ async fn one_that_lies_about_its_tools_keeps_the_honest_ones() {
         ]))
         .await;
         while let Some(call) = peer.next().await {
-            // Nor are its results what they should be.
+            // Its results are invalid too.
             match call["params"]["name"].as_str() {
                 Some("good") => peer.answer(&call, json!({"content":[{"type":"text","text":"ok"}]})).await,
                 Some("liar") => peer.answer(&call, json!({"content":"text"})).await,
@@ -267,10 +277,12 @@ async fn one_that_lies_about_its_tools_keeps_the_honest_ones() {
         }
     })
     .await;
-    let upstream = Bench::new(at("tcp", address, json!({}))).up().await;
+    let upstream = UpstreamFixture::new(remote_definition("tcp", address, json!({})))
+        .start_ready()
+        .await;
     let tools = upstream.tools();
     let names: Vec<&str> = tools.iter().map(|tool| &*tool.name).collect();
-    // The last two are for the registry to refuse, where the refusal is seen.
+    // The over-long and the repeated name are kept here: the registry refuses them, where users see it.
     assert_eq!(names[..4], ["good", "liar", "wrong", "bare"]);
     assert!(
         names[4].starts_with("nnn") && names[4].len() == 256,
@@ -283,17 +295,17 @@ async fn one_that_lies_about_its_tools_keeps_the_honest_ones() {
         assert_eq!(*tool.input_schema, json!({"type":"object"}));
     }
     assert!(tools[1].note.is_some() && tools[2].note.is_some());
-    assert_eq!(ask(&upstream, "good", json!({})).await, "ok");
+    assert_eq!(call_text(&upstream, "good", json!({})).await, "ok");
     for tool in ["liar", "wrong"] {
-        let error = refused(&upstream, tool).await;
+        let error = call_error(&upstream, tool).await;
         assert_eq!(error.code, ErrorCode::ToolError);
         assert!(error.message.contains("no tool result"), "{}", error.message);
     }
-    assert_eq!(ask(&upstream, "bare", json!({})).await, "");
+    assert_eq!(call_text(&upstream, "bare", json!({})).await, "");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_whose_list_never_ends_does_not_start() {
+async fn a_server_with_an_endless_tool_list_fails_to_start() {
     for (turn, word) in [(true, "earlier one"), (false, "more than 20000 tools")] {
         let address = raw::listen(move |mut peer| async move {
             peer.initialize().await;
@@ -313,35 +325,41 @@ async fn one_whose_list_never_ends_does_not_start() {
             }
         })
         .await;
-        let upstream = Bench::new(at("tcp", address, json!({"restart":{"maxAttempts":0}})))
-            .start()
-            .await;
+        let upstream = UpstreamFixture::new(remote_definition(
+            "tcp",
+            address,
+            json!({"restart":{"maxAttempts":0}}),
+        ))
+        .start()
+        .await;
         let error = upstream.status().error.unwrap();
         assert!(error.contains(word), "{error}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_tools_are_no_trouble() {
+async fn ten_thousand_tools_are_listed() {
     let address = raw::listen(|mut peer| async move {
         let schema = json!({"type":"object","properties":{"path":{"type":"string"}},"required":["path"]});
         let tools =
             (0..10_000).map(|n| json!({"name":format!("t{n}"),"description":"d","inputSchema":schema}));
-        peer.greet(tools.collect()).await;
+        peer.complete_startup(tools.collect()).await;
         peer.drain().await;
     })
     .await;
-    let upstream = Bench::new(at("tcp", address, json!({}))).up().await;
+    let upstream = UpstreamFixture::new(remote_definition("tcp", address, json!({})))
+        .start_ready()
+        .await;
     assert_eq!(upstream.tools().len(), 10_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_asks_questions_gets_no_for_an_answer() {
+async fn requests_from_a_server_are_refused() {
     let (sender, mut answers) = mpsc::unbounded_channel();
     let address = raw::listen(move |mut peer| {
         let sender = sender.clone();
         async move {
-            peer.greet(raw::tools(&["a"])).await;
+            peer.complete_startup(raw::tools(&["a"])).await;
             let sampling = json!({"messages":[],"maxTokens":1});
             let elicit = json!({"message":"who?","requestedSchema":{"type":"object","properties":{}}});
             for (id, method, params) in [
@@ -360,7 +378,9 @@ async fn one_that_asks_questions_gets_no_for_an_answer() {
         }
     })
     .await;
-    let _upstream = Bench::new(at("tcp", address, json!({}))).up().await;
+    let _upstream = UpstreamFixture::new(remote_definition("tcp", address, json!({})))
+        .start_ready()
+        .await;
     let mut seen = std::collections::BTreeMap::new();
     while seen.len() < 5 {
         let answer = soon("an answer", answers.recv()).await.unwrap();
@@ -376,14 +396,16 @@ async fn one_that_asks_questions_gets_no_for_an_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_text_is_bounded() {
     let address = raw::listen(|mut peer| async move {
-        peer.greet(raw::tools(&["a"])).await;
+        peer.complete_startup(raw::tools(&["a"])).await;
         while let Some(call) = peer.next().await {
             peer.refuse(&call, -32000, &"y".repeat(1 << 20)).await;
         }
     })
     .await;
-    let upstream = Bench::new(at("tcp", address, json!({}))).up().await;
-    let error = refused(&upstream, "a").await;
+    let upstream = UpstreamFixture::new(remote_definition("tcp", address, json!({})))
+        .start_ready()
+        .await;
+    let error = call_error(&upstream, "a").await;
     assert_eq!(error.code, ErrorCode::ToolError);
     assert!(error.message.len() <= 8192, "{}", error.message.len());
 }
@@ -391,14 +413,18 @@ async fn an_error_text_is_bounded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_during_a_start_does_not_wait_for_it() {
     let address = raw::listen(|mut peer| async move { peer.drain().await }).await;
-    let bench = Bench::new(at("tcp", address, json!({"timeouts":{"startupMs":600_000}})));
-    let upstream = Upstream::start(bench.spec.clone());
+    let fixture = UpstreamFixture::new(remote_definition(
+        "tcp",
+        address,
+        json!({"timeouts":{"startupMs":600_000}}),
+    ));
+    let upstream = Upstream::start(fixture.spec.clone());
     let waiting = tokio::spawn({
         let upstream = upstream.clone();
-        async move { refused(&upstream, "a").await }
+        async move { call_error(&upstream, "a").await }
     });
     soon("the stop", upstream.stop("changed my mind")).await;
-    soon("settled", upstream.settled()).await;
+    soon("settled", upstream.wait_first_start()).await;
     assert!(waiting.await.unwrap().message.contains("changed my mind"));
     soon("the second stop", upstream.stop("again")).await;
 }

@@ -1,4 +1,5 @@
-//! Starting and stopping leaves nothing behind. One test alone, since it counts what the process has.
+//! Starting and stopping servers leaks no file, task or child. One test in its own binary, since it counts what
+//! the whole process has open.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -8,7 +9,8 @@ use rmcp::transport::streamable_http_server::StreamableHttpServerConfig;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use upstream_support::{
-    Bench, Subprotocol, ask, at, http_server, server::ToolServer, soon, stdio, tcp_server, ws_server,
+    SubprotocolChoice, UpstreamFixture, call_text, http_server, remote_definition, server::ToolServer, soon,
+    stdio_definition, tcp_server, ws_server,
 };
 
 fn open_files() -> usize {
@@ -29,34 +31,35 @@ fn tasks() -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_left_after_many_servers() {
+async fn no_files_tasks_or_children_are_left_after_many_servers() {
     let config = StreamableHttpServerConfig::default();
     let http = http_server(ToolServer::default(), config, None, CancellationToken::new()).await;
     let tcp = tcp_server(ToolServer::default(), CancellationToken::new()).await;
-    let ws = ws_server(Subprotocol::Chosen, Default::default()).await;
+    let ws = ws_server(SubprotocolChoice::Chosen, Default::default()).await;
     let definitions = [
-        stdio(json!({})),
-        at("tcp", tcp, json!({})),
-        at("ws", format!("ws://{ws}"), json!({})),
-        at("http", format!("http://{http}/mcp"), json!({})),
-        stdio(json!({"env":{"TOOL_SERVER_EXITS":"1"}})),
-        at("tcp", "127.0.0.1:1", json!({})),
+        stdio_definition(json!({})),
+        remote_definition("tcp", tcp, json!({})),
+        remote_definition("ws", format!("ws://{ws}"), json!({})),
+        remote_definition("http", format!("http://{http}/mcp"), json!({})),
+        stdio_definition(json!({"env":{"TOOL_SERVER_EXITS":"1"}})),
+        remote_definition("tcp", "127.0.0.1:1", json!({})),
     ];
     let mut before = None;
     for round in 0..30 {
         for definition in &definitions {
-            let bench = Bench::new(definition.clone());
-            let upstream = bench.start().await;
+            let fixture = UpstreamFixture::new(definition.clone());
+            let upstream = fixture.start().await;
             if upstream.is_up() {
-                ask(&upstream, "echo", json!({"text":"x"})).await;
+                call_text(&upstream, "echo", json!({"text":"x"})).await;
             }
             match round % 2 {
                 0 => soon("the stop", upstream.stop("round over")).await,
                 _ => drop(upstream),
             }
-            bench.recorder.wait("tool_server_stopped", 1).await;
+            fixture.recorder.wait("tool_server_stopped", 1).await;
         }
-        // The first rounds open what stays: a connection kept alive, a thread, a pidfd of the launcher.
+        // Counted after the first rounds, which open what stays: a kept-alive connection, a thread, a pidfd of
+        // the launcher.
         if round == 3 {
             before = Some((open_files(), tasks()));
         }
@@ -65,7 +68,7 @@ async fn nothing_is_left_after_many_servers() {
     soon(
         &format!("the end of everything: {files} files, {alive} tasks before"),
         async {
-            // What the servers of this test have of a connection goes a moment later than ours.
+            // The test servers close their end of a connection a moment after the client closes its own.
             while open_files() > files || tasks() > alive || !children().is_empty() {
                 tokio::task::yield_now().await;
             }

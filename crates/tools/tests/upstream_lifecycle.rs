@@ -13,44 +13,48 @@ use std::{
     },
 };
 
-use oubliette_protocol::{ErrorCode, debug::DebugBody, tool::Light};
-use oubliette_sandbox::{Level, Local, LocalConfig, Sandbox};
+use oubliette_protocol::{ErrorCode, debug::DebugBody, tool::HealthStatus};
+use oubliette_sandbox::{IsolationLevel, LocalDriver, LocalDriverConfig, SandboxDriver};
 use oubliette_tools::{CallContext, Trust, upstream::Upstream};
 use serde_json::json;
-use upstream_support::{Bench, ask, at, object, program, raw, soon, stdio};
+use upstream_support::{
+    UpstreamFixture, call_text, object, raw, remote_definition, soon, stdio_definition, tool_server_path,
+};
 
-use Light::{Green, Red, Yellow};
+use HealthStatus::{Green, Red, Yellow};
 
-/// Whether a process still runs.
-fn lives(pid: &str) -> bool {
+/// Whether the process runs; a zombie does not.
+fn is_running(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // After the name in brackets comes the state; a zombie does not run.
+    // The state follows the name in brackets.
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with('Z') && !rest.starts_with('X'))
 }
 
-async fn gone(pid: &str) {
+async fn wait_until_gone(pid: &str) {
     soon(&format!("the end of process {pid}"), async {
-        while lives(pid) {
+        while is_running(pid) {
             tokio::task::yield_now().await;
         }
     })
     .await;
 }
 
-// On one thread: nothing has begun when the first status is read.
+// Single-threaded, so that the start has not begun when the first status is read.
 #[tokio::test]
 async fn stdio_mcp_server_spawned() {
-    let mut bench = Bench::new(stdio(json!({"env":{"OWN":"own","TOKEN":"${env:HOST_TOKEN}"}})));
-    bench.spec.trust = Arc::new(Trust {
+    let mut fixture = UpstreamFixture::new(stdio_definition(
+        json!({"env":{"OWN":"own","TOKEN":"${env:HOST_TOKEN}"}}),
+    ));
+    fixture.spec.trust = Arc::new(Trust {
         env: vec!["HOST_TOKEN".into()],
         ..Trust::default()
     });
-    bench.spec.env = Arc::new(HashMap::from([("HOST_TOKEN".to_owned(), "hunter22".to_owned())]));
-    let upstream = Upstream::start(bench.spec.clone());
+    fixture.spec.env = Arc::new(HashMap::from([("HOST_TOKEN".to_owned(), "hunter22".to_owned())]));
+    let upstream = Upstream::start(fixture.spec.clone());
     let row = upstream.status();
     assert_eq!((row.status, row.last_check), (Yellow, None), "starting");
-    soon("ready", upstream.settled()).await;
+    soon("ready", upstream.wait_first_start()).await;
 
     let row = upstream.status();
     assert!(row.last_check.is_some(), "it answered when it was started");
@@ -59,24 +63,30 @@ async fn stdio_mcp_server_spawned() {
         (Green, "stdio", None)
     );
     assert_eq!(row.tools, upstream.tools().len());
-    assert_eq!(ask(&upstream, "echo", json!({"text":"hi"})).await, "hi");
-    assert_eq!(ask(&upstream, "env", json!({"name":"OWN"})).await, "own");
-    assert_eq!(ask(&upstream, "env", json!({"name":"TOKEN"})).await, "hunter22");
+    assert_eq!(call_text(&upstream, "echo", json!({"text":"hi"})).await, "hi");
+    assert_eq!(call_text(&upstream, "env", json!({"name":"OWN"})).await, "own");
     assert_eq!(
-        ask(&upstream, "env", json!({"name":"CARGO_MANIFEST_DIR"})).await,
+        call_text(&upstream, "env", json!({"name":"TOKEN"})).await,
+        "hunter22"
+    );
+    assert_eq!(
+        call_text(&upstream, "env", json!({"name":"CARGO_MANIFEST_DIR"})).await,
         "(unset)"
     );
-    let workspace = bench.workspace.path().canonicalize().unwrap();
-    assert_eq!(Path::new(&ask(&upstream, "cwd", json!({})).await), workspace);
+    let workspace = fixture.workspace.path().canonicalize().unwrap();
     assert_eq!(
-        bench.recorder.kinds(),
+        Path::new(&call_text(&upstream, "cwd", json!({})).await),
+        workspace
+    );
+    assert_eq!(
+        fixture.recorder.kinds(),
         ["tool_server_starting", "tool_server_ready", "health_changed"]
     );
 
-    let pid = ask(&upstream, "pid", json!({})).await;
+    let pid = call_text(&upstream, "pid", json!({})).await;
     upstream.stop("the test is over").await;
-    assert!(!lives(&pid), "nothing is left when stop returns");
-    let events = bench.recorder.all();
+    assert!(!is_running(&pid), "nothing is left when stop returns");
+    let events = fixture.recorder.events();
     assert!(events.iter().any(|event| matches!(event,
         DebugBody::ToolServerStopped { server, reason } if server == "srv" && reason == "the test is over")));
     let error = upstream
@@ -90,41 +100,41 @@ async fn stdio_mcp_server_spawned() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stdio_mcp_server_spawned_in_its_own_sandbox() {
     let run_dir = tempfile::tempdir().unwrap();
-    let config = LocalConfig {
-        client: program(),
-        minimum: Level::Landlock,
+    let config = LocalDriverConfig {
+        client: tool_server_path(),
+        minimum: IsolationLevel::Landlock,
         bwrap: None,
         run_dir: run_dir.path().to_path_buf(),
     };
-    let local = Local::new(config).await.unwrap();
+    let local = LocalDriver::new(config).await.unwrap();
     let report = local.probe().await;
     if !report.ok {
         eprintln!("no sandbox here: {report:?}");
         return;
     }
-    let programs: PathBuf = program().parent().unwrap().to_path_buf();
-    let mut bench = Bench::new(stdio(json!({"read_only":[programs]})));
-    bench.spec.trust = Arc::new(Trust {
+    let programs: PathBuf = tool_server_path().parent().unwrap().to_path_buf();
+    let mut fixture = UpstreamFixture::new(stdio_definition(json!({"read_only":[programs]})));
+    fixture.spec.trust = Arc::new(Trust {
         read_only: vec![programs],
         ..Trust::default()
     });
-    bench.spec.sandbox = Arc::new(local);
-    std::fs::write(bench.workspace.path().join("note"), "from the workspace").unwrap();
-    let upstream = bench.up().await;
+    fixture.spec.sandbox = Arc::new(local);
+    std::fs::write(fixture.workspace.path().join("note"), "from the workspace").unwrap();
+    let upstream = fixture.start_ready().await;
     assert_eq!(
-        ask(&upstream, "read", json!({"path":"note"})).await,
+        call_text(&upstream, "read", json!({"path":"note"})).await,
         "from the workspace"
     );
-    if report.level == Level::Namespaces {
-        assert_eq!(ask(&upstream, "cwd", json!({})).await, "/workspace");
+    if report.level == IsolationLevel::Namespaces {
+        assert_eq!(call_text(&upstream, "cwd", json!({})).await, "/workspace");
     }
-    let elsewhere = ask(&upstream, "read", json!({"path":run_dir.path().join("x")})).await;
+    let elsewhere = call_text(&upstream, "read", json!({"path":run_dir.path().join("x")})).await;
     assert!(
         elsewhere.contains("No such file") || elsewhere.contains("denied"),
         "{elsewhere}"
     );
 
-    // Crash-transparent inside the sandbox too.
+    // A crash inside the sandbox is reported with its exit code, and the server is restarted.
     let lost = upstream
         .call("crash", object(json!({"code":7})), &CallContext::default())
         .await
@@ -134,7 +144,7 @@ async fn stdio_mcp_server_spawned_in_its_own_sandbox() {
         "{}",
         lost.message
     );
-    assert_eq!(ask(&upstream, "echo", json!({"text":"back"})).await, "back");
+    assert_eq!(call_text(&upstream, "echo", json!({"text":"back"})).await, "back");
     upstream.stop("done").await;
 }
 
@@ -147,9 +157,9 @@ async fn stdio_host_isolation_and_paths_need_trust() {
         (json!({"args":["${env:SECRET}"]}), "SECRET"),
         (json!({"network":"proxy"}), "no proxy"),
     ] {
-        let mut bench = Bench::new(stdio(more.clone()));
-        bench.spec.trust = Arc::default();
-        let upstream = bench.start().await;
+        let mut fixture = UpstreamFixture::new(stdio_definition(more.clone()));
+        fixture.spec.trust = Arc::default();
+        let upstream = fixture.start().await;
         let row = upstream.status();
         assert_eq!(
             (row.status, row.next_retry),
@@ -158,21 +168,24 @@ async fn stdio_host_isolation_and_paths_need_trust() {
         );
         assert!(row.error.unwrap().contains(word), "{more}");
     }
-    let bench = Bench::new(stdio(json!({"isolation":"host"})));
-    assert_eq!(ask(&*bench.up().await, "echo", json!({"text":"x"})).await, "x");
+    let fixture = UpstreamFixture::new(stdio_definition(json!({"isolation":"host"})));
+    assert_eq!(
+        call_text(&*fixture.start_ready().await, "echo", json!({"text":"x"})).await,
+        "x"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mcp_server_fails_to_start() {
-    // One that exits, with a reason and a secret on stderr.
+    // A server that exits, with a reason and a secret on stderr.
     let env = json!({"TOOL_SERVER_EXITS":"1","TOOL_SERVER_SAYS":"no licence for ${env:KEY}"});
-    let mut bench = Bench::new(stdio(json!({"env":env,"restart":{"maxAttempts":0}})));
-    bench.spec.trust = Arc::new(Trust {
+    let mut fixture = UpstreamFixture::new(stdio_definition(json!({"env":env,"restart":{"maxAttempts":0}})));
+    fixture.spec.trust = Arc::new(Trust {
         env: vec!["KEY".into()],
         ..Trust::default()
     });
-    bench.spec.env = Arc::new(HashMap::from([("KEY".to_owned(), "s3cret-key".to_owned())]));
-    let upstream = bench.start().await;
+    fixture.spec.env = Arc::new(HashMap::from([("KEY".to_owned(), "s3cret-key".to_owned())]));
+    let upstream = fixture.start().await;
     let row = upstream.status();
     let error = row.error.unwrap();
     assert_eq!((row.status, row.next_retry, row.tools), (Red, None, 0));
@@ -181,14 +194,18 @@ async fn mcp_server_fails_to_start() {
         "{error}"
     );
     assert!(!error.contains("s3cret-key"), "{error}");
-    let failed = bench.recorder.all().into_iter().find_map(|event| match event {
-        DebugBody::ToolServerFailed {
-            server,
-            error,
-            stderr,
-        } => Some((server, error, stderr.unwrap())),
-        _ => None,
-    });
+    let failed = fixture
+        .recorder
+        .events()
+        .into_iter()
+        .find_map(|event| match event {
+            DebugBody::ToolServerFailed {
+                server,
+                error,
+                stderr,
+            } => Some((server, error, stderr.unwrap())),
+            _ => None,
+        });
     let (server, error, stderr) = failed.unwrap();
     assert!(server == "srv" && error.contains("exit code 3") && stderr.contains("no licence for"));
     assert!(!stderr.contains("s3cret-key"));
@@ -200,18 +217,22 @@ async fn mcp_server_fails_to_start() {
         refused.code == ErrorCode::Unavailable && refused.message.contains("no licence"),
         "{refused}"
     );
-    assert_eq!(bench.recorder.lights(), [(Yellow, Red)]);
+    assert_eq!(fixture.recorder.health_changes(), [(Yellow, Red)]);
 
-    // One that is not there.
-    let bench = Bench::new(stdio(json!({"command":"no-such-program-anywhere"})));
-    let row = bench.start().await.status();
+    // A program that does not exist.
+    let fixture = UpstreamFixture::new(stdio_definition(json!({"command":"no-such-program-anywhere"})));
+    let row = fixture.start().await.status();
     assert_eq!(row.status, Red);
     assert!(row.error.unwrap().contains("no-such-program-anywhere"));
 
-    // One where nobody listens.
-    let bench = Bench::new(at("tcp", "127.0.0.1:1", json!({"restart":{"maxAttempts":0}})));
+    // A port nobody listens on.
+    let fixture = UpstreamFixture::new(remote_definition(
+        "tcp",
+        "127.0.0.1:1",
+        json!({"restart":{"maxAttempts":0}}),
+    ));
     assert!(
-        bench
+        fixture
             .start()
             .await
             .status()
@@ -220,11 +241,11 @@ async fn mcp_server_fails_to_start() {
             .contains("cannot connect")
     );
 
-    // One that never answers.
+    // A server that never answers.
     let address = raw::listen(|mut peer| async move { peer.drain().await }).await;
     let slow = json!({"timeouts":{"startupMs":2000},"restart":{"maxAttempts":0}});
-    let bench = Bench::new(at("tcp", address, slow));
-    let error = bench.start().await.status().error.unwrap();
+    let fixture = UpstreamFixture::new(remote_definition("tcp", address, slow));
+    let error = fixture.start().await.status().error.unwrap();
     assert!(
         error.contains("not ready within 2000 ms") && error.contains("handshake"),
         "{error}"
@@ -232,20 +253,20 @@ async fn mcp_server_fails_to_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_server_is_back_and_only_its_open_call_fails() {
-    let bench = Bench::new(stdio(json!({})));
-    let other = Bench::new(stdio(json!({"id":"other"})));
-    let (upstream, bystander) = (bench.up().await, other.up().await);
+async fn a_killed_server_is_restarted_and_only_its_open_call_fails() {
+    let fixture = UpstreamFixture::new(stdio_definition(json!({})));
+    let other = UpstreamFixture::new(stdio_definition(json!({"id":"other"})));
+    let (upstream, bystander) = (fixture.start_ready().await, other.start_ready().await);
     let unharmed = {
         let bystander = bystander.clone();
-        tokio::spawn(async move { ask(&bystander, "sleep", json!({"ms":300})).await })
+        tokio::spawn(async move { call_text(&bystander, "sleep", json!({"ms":300})).await })
     };
-    let pid = ask(&upstream, "pid", json!({})).await;
+    let pid = call_text(&upstream, "pid", json!({})).await;
     let ctx = CallContext::default();
     let mut open = std::pin::pin!(upstream.call("sleep", object(json!({"ms":60_000})), &ctx));
-    // Sent before the next one is, and open when that has been answered: requests are written in order.
+    // Requests are written in order, so this call has reached the server once the next one is answered.
     assert!(futures::poll!(&mut open).is_pending());
-    ask(&upstream, "echo", json!({"text":"x"})).await;
+    call_text(&upstream, "echo", json!({"text":"x"})).await;
     let killed = std::process::Command::new("kill")
         .args(["-9", &pid])
         .status()
@@ -259,29 +280,32 @@ async fn a_killed_server_is_back_and_only_its_open_call_fails() {
         "{}",
         error.message
     );
-    // Called while it comes back: it waits.
-    assert_eq!(ask(&upstream, "echo", json!({"text":"again"})).await, "again");
-    assert_ne!(ask(&upstream, "pid", json!({})).await, pid);
-    bench.recorder.wait("health_changed", 4).await;
+    // A call during the restart waits for it.
     assert_eq!(
-        bench.recorder.lights(),
+        call_text(&upstream, "echo", json!({"text":"again"})).await,
+        "again"
+    );
+    assert_ne!(call_text(&upstream, "pid", json!({})).await, pid);
+    fixture.recorder.wait("health_changed", 4).await;
+    assert_eq!(
+        fixture.recorder.health_changes(),
         [(Yellow, Green), (Green, Red), (Red, Yellow), (Yellow, Green)]
     );
-    assert_eq!(bench.recorder.count("tool_server_failed"), 1);
+    assert_eq!(fixture.recorder.count("tool_server_failed"), 1);
     assert_eq!(unharmed.await.unwrap(), "slept");
-    assert_eq!(other.recorder.lights(), [(Yellow, Green)]);
+    assert_eq!(other.recorder.health_changes(), [(Yellow, Green)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_restarts_left_stays_down_until_it_is_restarted() {
-    // It answers the handshake once, then hangs up on everyone until it is well again.
+    // Completes one handshake, then closes every connection until `well` is set.
     let well = Arc::new(AtomicBool::new(false));
     let is_well = well.clone();
     let address = raw::listen(move |mut peer| {
         let is_well = is_well.clone();
         async move {
             if peer.number == 0 || is_well.load(Ordering::SeqCst) {
-                peer.greet(raw::tools(&["a"])).await;
+                peer.complete_startup(raw::tools(&["a"])).await;
                 if peer.number > 0 {
                     peer.drain().await;
                 }
@@ -289,10 +313,14 @@ async fn a_server_without_restarts_left_stays_down_until_it_is_restarted() {
         }
     })
     .await;
-    let bench = Bench::new(at("tcp", address, json!({"restart":{"maxAttempts":2}})));
-    let upstream = bench.start().await;
-    bench.recorder.wait("tool_server_failed", 3).await;
-    bench.recorder.wait("health_changed", 6).await;
+    let fixture = UpstreamFixture::new(remote_definition(
+        "tcp",
+        address,
+        json!({"restart":{"maxAttempts":2}}),
+    ));
+    let upstream = fixture.start().await;
+    fixture.recorder.wait("tool_server_failed", 3).await;
+    fixture.recorder.wait("health_changed", 6).await;
     let row = soon("red", async {
         loop {
             let row = upstream.status();
@@ -315,7 +343,7 @@ async fn a_server_without_restarts_left_stays_down_until_it_is_restarted() {
         .unwrap_err();
     assert_eq!(refused.code, ErrorCode::Unavailable);
     assert_eq!(
-        bench.recorder.count("tool_server_starting"),
+        fixture.recorder.count("tool_server_starting"),
         3,
         "the start and two restarts"
     );
@@ -329,29 +357,29 @@ async fn a_server_without_restarts_left_stays_down_until_it_is_restarted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_restart_means_none() {
-    let bench = Bench::new(stdio(json!({"restart":{"maxAttempts":0}})));
-    let upstream = bench.up().await;
+async fn max_attempts_zero_means_no_restart() {
+    let fixture = UpstreamFixture::new(stdio_definition(json!({"restart":{"maxAttempts":0}})));
+    let upstream = fixture.start_ready().await;
     let lost = upstream
         .call("crash", object(json!({"code":1})), &CallContext::default())
         .await
         .unwrap_err();
     assert!(lost.message.contains("outcome unknown"));
-    bench.recorder.wait("tool_server_failed", 1).await;
+    fixture.recorder.wait("tool_server_failed", 1).await;
     let refused = upstream
         .call("echo", object(json!({})), &CallContext::default())
         .await
         .unwrap_err();
     assert!(refused.message.contains("down"), "{}", refused.message);
     assert_eq!(upstream.status().next_retry, None);
-    assert_eq!(bench.recorder.count("tool_server_starting"), 1);
+    assert_eq!(fixture.recorder.count("tool_server_starting"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mcp_health_check() {
     // The first connection answers one ping, then none; the next answers all.
     let address = raw::listen(|mut peer| async move {
-        peer.greet(raw::tools(&["a"])).await;
+        peer.complete_startup(raw::tools(&["a"])).await;
         let mut answered = 0;
         while let Some(request) = peer.next().await {
             match request["method"].as_str() {
@@ -365,16 +393,16 @@ async fn mcp_health_check() {
     })
     .await;
     let check = json!({"healthCheck":{"intervalMs":30,"timeoutMs":100,"failures":2}});
-    let bench = Bench::new(at("tcp", address, check));
-    // Not asked for its light, which may be another already.
-    let upstream = bench.start().await;
-    bench.recorder.wait("health_changed", 3).await;
+    let fixture = UpstreamFixture::new(remote_definition("tcp", address, check));
+    // Not `start_ready`: the status may have left green already.
+    let upstream = fixture.start().await;
+    fixture.recorder.wait("health_changed", 3).await;
     assert!(
         upstream.status().last_check.is_some(),
         "a check that found it down is one"
     );
-    bench.recorder.wait("health_changed", 5).await;
-    let lights = bench.recorder.lights();
+    fixture.recorder.wait("health_changed", 5).await;
+    let lights = fixture.recorder.health_changes();
     assert_eq!(
         lights[..5],
         [
@@ -386,32 +414,36 @@ async fn mcp_health_check() {
         ],
         "a miss is yellow, two are red, then it is brought back"
     );
-    let failed = bench.recorder.all().into_iter().find_map(|event| match event {
-        DebugBody::ToolServerFailed { error, .. } => Some(error),
-        _ => None,
-    });
+    let failed = fixture
+        .recorder
+        .events()
+        .into_iter()
+        .find_map(|event| match event {
+            DebugBody::ToolServerFailed { error, .. } => Some(error),
+            _ => None,
+        });
     assert!(failed.unwrap().contains("2 times in a row"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mcp_health_check_of_servers_without_ping() {
     #[derive(Clone, Copy)]
-    enum Ping {
+    enum PingSupport {
         Refused,
         Ignored,
     }
-    for kind in [Ping::Refused, Ping::Ignored] {
+    for kind in [PingSupport::Refused, PingSupport::Ignored] {
         let (sender, mut checks) = tokio::sync::mpsc::unbounded_channel();
         let address = raw::listen(move |mut peer| {
             let sender = sender.clone();
             async move {
-                peer.greet(raw::tools(&["a"])).await;
+                peer.complete_startup(raw::tools(&["a"])).await;
                 while let Some(request) = peer.next().await {
                     match (kind, request["method"].as_str()) {
-                        (Ping::Refused, Some("ping")) => {
+                        (PingSupport::Refused, Some("ping")) => {
                             peer.refuse(&request, -32601, "no such method").await
                         }
-                        (Ping::Ignored, Some("ping")) => continue,
+                        (PingSupport::Ignored, Some("ping")) => continue,
                         (_, Some("tools/list")) => peer.answer(&request, json!({"tools":[]})).await,
                         _ => continue,
                     }
@@ -421,23 +453,23 @@ async fn mcp_health_check_of_servers_without_ping() {
         })
         .await;
         let check = json!({"healthCheck":{"intervalMs":20,"timeoutMs":3000,"failures":1}});
-        let bench = Bench::new(at("tcp", address, check));
-        let upstream = bench.up().await;
+        let fixture = UpstreamFixture::new(remote_definition("tcp", address, check));
+        let upstream = fixture.start_ready().await;
         for _ in 0..4 {
             soon("a check", checks.recv()).await.unwrap();
         }
         let row = upstream.status();
         assert_eq!(row.status, Green);
         assert!(row.last_check > Some(row.since), "three checks are over: {row:?}");
-        assert_eq!(bench.recorder.lights(), [(Yellow, Green)]);
+        assert_eq!(fixture.recorder.health_changes(), [(Yellow, Green)]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mcp_capabilities_discovered() {
-    // Three tools a page: all pages are followed.
-    let bench = Bench::new(stdio(json!({"env":{"TOOL_SERVER_PAGE":"3"}})));
-    let upstream = bench.up().await;
+    // Three tools a page: all pages are read.
+    let fixture = UpstreamFixture::new(stdio_definition(json!({"env":{"TOOL_SERVER_PAGE":"3"}})));
+    let upstream = fixture.start_ready().await;
     let tools = upstream.tools();
     let echo = tools.iter().find(|tool| &*tool.name == "echo").unwrap();
     assert_eq!(
@@ -446,9 +478,9 @@ async fn mcp_capabilities_discovered() {
     );
     assert_eq!(tools.len(), 11);
 
-    // And the list is followed when it changes.
+    // The list is read again when the server reports a change.
     let mut changes = upstream.changes();
-    ask(&upstream, "grow", json!({})).await;
+    call_text(&upstream, "grow", json!({})).await;
     soon("the changed list", async {
         while !upstream.tools().iter().any(|tool| &*tool.name == "grown0") {
             changes.changed().await.unwrap();
@@ -459,15 +491,15 @@ async fn mcp_capabilities_discovered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopping_ends_the_whole_tree_of_a_server_that_would_not() {
-    // It ignores the end of its input and SIGTERM, and has a child in a session of its own.
+async fn stop_kills_the_process_tree_of_a_server_that_ignores_sigterm() {
+    // Ignores the end of its stdin and SIGTERM, and has a child in another session (setsid).
     let script = "trap '' TERM HUP; setsid sleep 1000 & echo $! >child; echo $$ >own; \
                   while :; do sleep 1000; done";
-    let bench = Bench::new(stdio(
+    let fixture = UpstreamFixture::new(stdio_definition(
         json!({"command":"sh","args":["-c",script],"restart":{"maxAttempts":0}}),
     ));
-    let upstream = Upstream::start(bench.spec.clone());
-    let read = |name: &str| std::fs::read_to_string(bench.workspace.path().join(name)).unwrap_or_default();
+    let upstream = Upstream::start(fixture.spec.clone());
+    let read = |name: &str| std::fs::read_to_string(fixture.workspace.path().join(name)).unwrap_or_default();
     soon("the script", async {
         while !read("own").ends_with('\n') || !read("child").ends_with('\n') {
             tokio::task::yield_now().await;
@@ -475,32 +507,32 @@ async fn stopping_ends_the_whole_tree_of_a_server_that_would_not() {
     })
     .await;
     let (own, child) = (read("own").trim().to_owned(), read("child").trim().to_owned());
-    assert!(lives(&own) && lives(&child));
+    assert!(is_running(&own) && is_running(&child));
     soon("the stop", upstream.stop("enough")).await;
-    gone(&own).await;
-    gone(&child).await;
+    wait_until_gone(&own).await;
+    wait_until_gone(&child).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_a_server_ends_it() {
-    let bench = Bench::new(stdio(json!({})));
-    let upstream = bench.up().await;
-    let pid = ask(&upstream, "pid", json!({})).await;
+    let fixture = UpstreamFixture::new(stdio_definition(json!({})));
+    let upstream = fixture.start_ready().await;
+    let pid = call_text(&upstream, "pid", json!({})).await;
     drop(upstream);
-    gone(&pid).await;
-    bench.recorder.wait("tool_server_stopped", 1).await;
+    wait_until_gone(&pid).await;
+    fixture.recorder.wait("tool_server_stopped", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_on_request_gives_a_new_process() {
-    let bench = Bench::new(stdio(json!({})));
-    let upstream = bench.up().await;
-    let pid = ask(&upstream, "pid", json!({})).await;
+    let fixture = UpstreamFixture::new(stdio_definition(json!({})));
+    let upstream = fixture.start_ready().await;
+    let pid = call_text(&upstream, "pid", json!({})).await;
     soon("the restart", upstream.restart()).await.unwrap();
-    assert_ne!(ask(&upstream, "pid", json!({})).await, pid);
-    assert!(!lives(&pid));
+    assert_ne!(call_text(&upstream, "pid", json!({})).await, pid);
+    assert!(!is_running(&pid));
     assert_eq!(
-        bench.recorder.lights(),
+        fixture.recorder.health_changes(),
         [(Yellow, Green), (Green, Yellow), (Yellow, Green)],
         "no crash, no red"
     );

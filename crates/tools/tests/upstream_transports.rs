@@ -1,4 +1,4 @@
-//! Every transport, both lifecycles, and what passes through them.
+//! Every transport in both MCP lifecycles: results, progress, errors, cancellation, list changes, reconnecting.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -12,26 +12,26 @@ use std::{
     },
 };
 
-use oubliette_protocol::{ErrorCode, tool::Light};
-use oubliette_tools::{CallContext, Progress, Trust, upstream::Upstream};
+use oubliette_protocol::{ErrorCode, tool::HealthStatus};
+use oubliette_tools::{CallContext, CallProgress, Trust, upstream::Upstream};
 use parking_lot::Mutex;
 use rmcp::transport::streamable_http_server::StreamableHttpServerConfig;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use upstream_support::{
-    Bench, Subprotocol, ask, at, http_server, object, raw, server::ToolServer, soon, stdio, tcp_server,
-    ws_server,
+    SubprotocolChoice, UpstreamFixture, call_text, http_server, object, raw, remote_definition,
+    server::ToolServer, soon, stdio_definition, tcp_server, ws_server,
 };
 
-/// Calls every tool whose result shows what passes.
-async fn everything_passes(upstream: &Arc<Upstream>) {
+/// Checks results, progress, errors and concurrent calls.
+async fn check_call_features(upstream: &Arc<Upstream>) {
     assert_eq!(
-        ask(upstream, "echo", json!({"text":"héllo\n\"x\""})).await,
+        call_text(upstream, "echo", json!({"text":"héllo\n\"x\""})).await,
         "héllo\n\"x\""
     );
 
-    // Images, structured results and isError as they are.
+    // Images, structured results and isError arrive unchanged.
     let rich = soon(
         "rich",
         upstream.call("rich", object(json!({})), &CallContext::default()),
@@ -45,8 +45,8 @@ async fn everything_passes(upstream: &Arc<Upstream>) {
     assert_eq!(rich.structured_content, Some(json!({"z":1,"a":[true,null]})));
     assert!(rich.is_error);
 
-    // Progress in order.
-    let seen: Arc<Mutex<Vec<Progress>>> = Arc::default();
+    // Progress arrives in order.
+    let seen: Arc<Mutex<Vec<CallProgress>>> = Arc::default();
     let sink = seen.clone();
     let ctx = CallContext {
         progress: Some(Arc::new(move |progress| sink.lock().push(progress))),
@@ -64,7 +64,7 @@ async fn everything_passes(upstream: &Arc<Upstream>) {
     assert_eq!(seen.lock()[0].message.as_deref(), Some("step 1"));
     assert_eq!(seen.lock()[0].total, Some(5.0));
 
-    // The server's own error.
+    // A JSON-RPC error is passed on as a tool error.
     let error = upstream
         .call("refuse", object(json!({})), &CallContext::default())
         .await
@@ -77,13 +77,13 @@ async fn everything_passes(upstream: &Arc<Upstream>) {
     // Calls do not wait for each other.
     let slow = tokio::spawn({
         let upstream = upstream.clone();
-        async move { ask(&upstream, "sleep", json!({"ms":200})).await }
+        async move { call_text(&upstream, "sleep", json!({"ms":200})).await }
     });
     let many = (0..50).map(|n| {
         let upstream = upstream.clone();
         async move {
             assert_eq!(
-                ask(&upstream, "echo", json!({"text":n.to_string()})).await,
+                call_text(&upstream, "echo", json!({"text":n.to_string()})).await,
                 n.to_string()
             )
         }
@@ -92,7 +92,7 @@ async fn everything_passes(upstream: &Arc<Upstream>) {
     assert_eq!(slow.await.unwrap(), "slept");
 }
 
-async fn cancellation_passes(upstream: &Arc<Upstream>, server: &ToolServer) {
+async fn check_cancellation(upstream: &Arc<Upstream>, server: &ToolServer) {
     let cancel = CancellationToken::new();
     let ctx = CallContext {
         cancel: cancel.clone(),
@@ -104,7 +104,7 @@ async fn cancellation_passes(upstream: &Arc<Upstream>, server: &ToolServer) {
         let upstream = upstream.clone();
         async move { upstream.call("sleep", object(json!({"ms":60_000})), &ctx).await }
     });
-    // Over HTTP requests overtake each other: only the server knows that it has begun.
+    // Over HTTP a cancellation can overtake its request, so wait until the server counts the call as begun.
     soon("the call to begin", async {
         while count(&server.sleeping) == slept {
             tokio::task::yield_now().await;
@@ -128,9 +128,9 @@ async fn cancellation_passes(upstream: &Arc<Upstream>, server: &ToolServer) {
     .await;
 }
 
-async fn changes_are_followed(upstream: &Arc<Upstream>, server: &ToolServer) {
+async fn check_list_changes(upstream: &Arc<Upstream>, server: &ToolServer) {
     let mut changes = upstream.changes();
-    // On the newer lifecycle the subscription may still be on its way.
+    // In the discover lifecycle the subscription may not be made yet, so the change is repeated.
     soon("the changed list", async {
         while !upstream.tools().iter().any(|tool| &*tool.name == "grown0") {
             server.grown.send_modify(|grown| *grown += 1);
@@ -142,35 +142,46 @@ async fn changes_are_followed(upstream: &Arc<Upstream>, server: &ToolServer) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stdio_passes_everything() {
-    everything_passes(&Bench::new(stdio(json!({}))).up().await).await;
+async fn stdio_carries_results_progress_and_errors() {
+    check_call_features(
+        &UpstreamFixture::new(stdio_definition(json!({})))
+            .start_ready()
+            .await,
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ws_tcp_mcp_server_connected() {
     let server = ToolServer::default();
     let address = tcp_server(server.clone(), CancellationToken::new()).await;
-    let upstream = Bench::new(at("tcp", address, json!({}))).up().await;
+    let upstream = UpstreamFixture::new(remote_definition("tcp", address, json!({})))
+        .start_ready()
+        .await;
     assert_eq!(upstream.status().transport, "tcp");
-    everything_passes(&upstream).await;
-    cancellation_passes(&upstream, &server).await;
+    check_call_features(&upstream).await;
+    check_cancellation(&upstream, &server).await;
 
-    for subprotocol in [Subprotocol::Chosen, Subprotocol::Ignored] {
+    for subprotocol in [SubprotocolChoice::Chosen, SubprotocolChoice::Ignored] {
         let seen = Arc::default();
         let address = ws_server(subprotocol, Arc::clone(&seen)).await;
         let headers = json!({"headers":{"x-key":"${env:WS_KEY}"}});
-        let mut bench = Bench::new(at("ws", format!("ws://{address}/mcp?x=1"), headers));
-        bench.spec.trust = Arc::new(Trust {
+        let mut fixture = UpstreamFixture::new(remote_definition(
+            "ws",
+            format!("ws://{address}/mcp?x=1"),
+            headers,
+        ));
+        fixture.spec.trust = Arc::new(Trust {
             env: vec!["WS_KEY".into()],
             ..Trust::default()
         });
-        bench.spec.env = Arc::new(std::collections::HashMap::from([(
+        fixture.spec.env = Arc::new(std::collections::HashMap::from([(
             "WS_KEY".to_owned(),
             "k-123456".to_owned(),
         )]));
-        let upstream = bench.up().await;
+        let upstream = fixture.start_ready().await;
         assert_eq!(upstream.status().transport, "ws");
-        everything_passes(&upstream).await;
+        check_call_features(&upstream).await;
         let seen: Vec<(String, String)> = seen.lock().clone();
         assert!(
             seen.contains(&("sec-websocket-protocol".into(), "mcp".into())),
@@ -192,13 +203,17 @@ async fn http_mcp_server_connected() {
     ] {
         let sessions = config.legacy_session_mode;
         let address = http_server(server.clone(), config, None, CancellationToken::new()).await;
-        let upstream = Bench::new(at("http", format!("http://{address}/mcp"), json!({})))
-            .up()
-            .await;
+        let upstream = UpstreamFixture::new(remote_definition(
+            "http",
+            format!("http://{address}/mcp"),
+            json!({}),
+        ))
+        .start_ready()
+        .await;
         assert_eq!(upstream.status().transport, "http");
-        everything_passes(&upstream).await;
+        check_call_features(&upstream).await;
         if sessions {
-            cancellation_passes(&upstream, &server).await;
+            check_cancellation(&upstream, &server).await;
         }
         soon("the stop", upstream.stop("done")).await;
     }
@@ -208,9 +223,11 @@ async fn http_mcp_server_connected() {
 async fn tcp_list_changes_are_followed() {
     let server = ToolServer::default();
     let address = tcp_server(server.clone(), CancellationToken::new()).await;
-    let upstream = Bench::new(at("tcp", address, json!({}))).up().await;
+    let upstream = UpstreamFixture::new(remote_definition("tcp", address, json!({})))
+        .start_ready()
+        .await;
     let mut changes = upstream.changes();
-    ask(&upstream, "grow", json!({})).await;
+    call_text(&upstream, "grow", json!({})).await;
     soon("the changed list", async {
         while !upstream.tools().iter().any(|tool| &*tool.name == "grown0") {
             changes.changed().await.unwrap();
@@ -219,8 +236,8 @@ async fn tcp_list_changes_are_followed() {
     .await;
 }
 
-/// A server of revision 2026-07-28 alone: it knows no `initialize`.
-async fn modern(mut peer: raw::Peer, discovered: mpsc::UnboundedSender<()>) {
+/// A server that supports revision 2026-07-28 only and refuses `initialize`.
+async fn discover_only_server(mut peer: raw::RawServerConnection, discovered: mpsc::UnboundedSender<()>) {
     while let Some(request) = peer.next().await {
         let meta = &request["params"]["_meta"];
         match request["method"].as_str().unwrap_or_default() {
@@ -269,14 +286,14 @@ async fn modern(mut peer: raw::Peer, discovered: mpsc::UnboundedSender<()>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_new_lifecycle_is_spoken() {
+async fn the_discover_lifecycle_works_over_tcp() {
     let (sender, mut discovered) = mpsc::unbounded_channel();
-    let address = raw::listen(move |peer| modern(peer, sender.clone())).await;
+    let address = raw::listen(move |peer| discover_only_server(peer, sender.clone())).await;
     let check = json!({"healthCheck":{"intervalMs":20,"timeoutMs":60000,"failures":1}});
-    let bench = Bench::new(at("tcp", address, check));
-    let upstream = bench.up().await;
-    assert_eq!(ask(&upstream, "echo", json!({"text":"new"})).await, "new");
-    // Nobody is there to answer its questions.
+    let fixture = UpstreamFixture::new(remote_definition("tcp", address, check));
+    let upstream = fixture.start_ready().await;
+    assert_eq!(call_text(&upstream, "echo", json!({"text":"new"})).await, "new");
+    // A result that asks for input is an error: no client here can give it.
     let error = upstream
         .call("ask", object(json!({})), &CallContext::default())
         .await
@@ -285,16 +302,19 @@ async fn the_new_lifecycle_is_spoken() {
         error.code == ErrorCode::ToolError && error.message.contains("asks for input"),
         "{error}"
     );
-    // Health checks do without ping.
+    // Health checks use server/discover, since this revision has no ping.
     for _ in 0..4 {
         soon("a check", discovered.recv()).await.unwrap();
     }
-    assert_eq!(bench.recorder.lights(), [(Light::Yellow, Light::Green)]);
+    assert_eq!(
+        fixture.recorder.health_changes(),
+        [(HealthStatus::Yellow, HealthStatus::Green)]
+    );
     upstream.stop("done").await;
 }
 
-/// An HTTP server of revision 2026-07-28 alone, in front of the real one.
-async fn modern_http(server: ToolServer) -> SocketAddr {
+/// An HTTP server that supports revision 2026-07-28 only: [`ToolServer`] behind a layer that refuses `initialize`.
+async fn discover_only_http_server(server: ToolServer) -> SocketAddr {
     use axum::{body, extract::Request, middleware, response::IntoResponse};
     let inner = rmcp::transport::StreamableHttpService::new(
         move || Ok(server.clone()),
@@ -323,25 +343,25 @@ async fn modern_http(server: ToolServer) -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_new_lifecycle_is_spoken_over_http() {
+async fn the_discover_lifecycle_works_over_http() {
     let server = ToolServer::default();
-    let address = modern_http(server.clone()).await;
-    let upstream = Bench::new(at("http", format!("http://{address}/"), json!({})))
-        .up()
+    let address = discover_only_http_server(server.clone()).await;
+    let upstream = UpstreamFixture::new(remote_definition("http", format!("http://{address}/"), json!({})))
+        .start_ready()
         .await;
-    everything_passes(&upstream).await;
-    cancellation_passes(&upstream, &server).await;
-    changes_are_followed(&upstream, &server).await;
+    check_call_features(&upstream).await;
+    check_cancellation(&upstream, &server).await;
+    check_list_changes(&upstream, &server).await;
     upstream.stop("done").await;
 }
 
-/// A server on a runtime of its own, which can be ended as a killed process is.
-struct Killable {
+/// An HTTP server on its own runtime, so that it can end at once like a killed process.
+struct KillableHttpServer {
     runtime: Option<tokio::runtime::Runtime>,
     handler: ToolServer,
 }
 
-impl Killable {
+impl KillableHttpServer {
     fn start(address: SocketAddr) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -365,7 +385,7 @@ impl Killable {
     }
 }
 
-impl Drop for Killable {
+impl Drop for KillableHttpServer {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -374,15 +394,19 @@ impl Drop for Killable {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_http_server_that_went_away_is_reached_again() {
-    // Bound and not listened on, the port is nobody else's while the server is away.
+async fn an_http_server_that_was_killed_is_reconnected() {
+    // Bound but not listening: keeps the port reserved while the server is down.
     let kept = tokio::net::TcpSocket::new_v4().unwrap();
     kept.set_reuseaddr(true).unwrap();
     kept.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = kept.local_addr().unwrap();
-    let server = Killable::start(address);
-    let bench = Bench::new(at("http", format!("http://{address}/mcp"), json!({})));
-    let upstream = bench.up().await;
+    let server = KillableHttpServer::start(address);
+    let fixture = UpstreamFixture::new(remote_definition(
+        "http",
+        format!("http://{address}/mcp"),
+        json!({}),
+    ));
+    let upstream = fixture.start_ready().await;
     let open = tokio::spawn({
         let upstream = upstream.clone();
         async move {
@@ -400,19 +424,19 @@ async fn an_http_server_that_went_away_is_reached_again() {
     server.kill();
     let error = soon("the open call", open).await.unwrap().unwrap_err();
     assert!(error.message.contains("outcome unknown"), "{}", error.message);
-    bench.recorder.wait("tool_server_failed", 1).await;
-    let _again = Killable::start(address);
-    bench.recorder.wait("tool_server_ready", 2).await;
-    assert_eq!(ask(&upstream, "echo", json!({"text":"back"})).await, "back");
+    fixture.recorder.wait("tool_server_failed", 1).await;
+    let _again = KillableHttpServer::start(address);
+    fixture.recorder.wait("tool_server_ready", 2).await;
+    assert_eq!(call_text(&upstream, "echo", json!({"text":"back"})).await, "back");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closed_connection_is_made_again() {
+async fn a_closed_connection_is_reopened() {
     let listener = raw::listen(|mut peer| async move {
-        peer.greet(raw::tools(&["a"])).await;
+        peer.complete_startup(raw::tools(&["a"])).await;
         if peer.number == 0 {
-            // Hang up in the middle of a call.
-            peer.method("tools/call").await;
+            // Close in the middle of a call.
+            peer.expect_method("tools/call").await;
             return;
         }
         while let Some(request) = peer.next().await {
@@ -421,8 +445,8 @@ async fn a_closed_connection_is_made_again() {
         }
     })
     .await;
-    let bench = Bench::new(at("tcp", listener, json!({})));
-    let upstream = bench.up().await;
+    let fixture = UpstreamFixture::new(remote_definition("tcp", listener, json!({})));
+    let upstream = fixture.start_ready().await;
     let error = soon(
         "a",
         upstream.call("a", object(json!({})), &CallContext::default()),
@@ -430,8 +454,8 @@ async fn a_closed_connection_is_made_again() {
     .await
     .unwrap_err();
     assert!(error.message.contains("outcome unknown"), "{}", error.message);
-    assert_eq!(ask(&upstream, "a", json!({})).await, "back");
-    assert_eq!(bench.recorder.count("tool_server_starting"), 2);
+    assert_eq!(call_text(&upstream, "a", json!({})).await, "back");
+    assert_eq!(fixture.recorder.count("tool_server_starting"), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -440,9 +464,13 @@ async fn tls_to_a_server_without_it_fails_with_a_reason() {
     let address = http_server(ToolServer::default(), config, None, CancellationToken::new()).await;
     for (transport, scheme) in [("ws", "wss"), ("http", "https")] {
         let more = json!({"restart":{"maxAttempts":0}});
-        let bench = Bench::new(at(transport, format!("{scheme}://{address}/mcp"), more));
-        let row = bench.start().await.status();
-        assert_eq!(row.status, Light::Red);
+        let fixture = UpstreamFixture::new(remote_definition(
+            transport,
+            format!("{scheme}://{address}/mcp"),
+            more,
+        ));
+        let row = fixture.start().await.status();
+        assert_eq!(row.status, HealthStatus::Red);
         let error = row.error.unwrap();
         assert!(error.contains(&address.to_string()), "{error}");
         assert!(

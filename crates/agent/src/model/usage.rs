@@ -1,20 +1,20 @@
-//! What a turn cost, in tokens.
+//! The tokens a turn used.
 
 use genai::chat::Usage;
-use oubliette_protocol::Object;
+use oubliette_protocol::JsonObject;
 
-/// The sum over a turn's requests.
+/// Token counts summed over a turn's requests.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Total {
+pub(crate) struct TokenUsage {
     requests: u64,
     input: u64,
     output: u64,
     cached: u64,
     reasoning: u64,
-    last: u64,
+    last_request: u64,
 }
 
-impl Total {
+impl TokenUsage {
     pub(crate) fn add(&mut self, spent: &Usage) {
         let count = |tokens: Option<i32>| u64::try_from(tokens.unwrap_or(0)).unwrap_or(0);
         let (input, output) = (count(spent.prompt_tokens), count(spent.completion_tokens));
@@ -28,16 +28,16 @@ impl Total {
                 .as_ref()
                 .and_then(|d| d.reasoning_tokens),
         );
-        self.last = input + output;
+        self.last_request = input + output;
     }
 
-    /// What the conversation takes now.
-    pub(crate) fn in_context(&self) -> u64 {
-        self.last
+    /// Input and output tokens of the last request: the current size of the conversation.
+    pub(crate) fn last_request_tokens(&self) -> u64 {
+        self.last_request
     }
 
-    /// The sums, by name.
-    pub(crate) fn details(&self) -> Object {
+    /// The sums as a JSON object, with ACP's field names.
+    pub(crate) fn to_json(&self) -> JsonObject {
         let sums = [
             ("requests", self.requests),
             ("inputTokens", self.input),

@@ -1,4 +1,4 @@
-//! Drives the real binary over stdio with plain JSON-RPC, and is the host that keeps its memory.
+//! Runs the real binary over stdio with plain JSON-RPC, and acts as the ACP host that stores its memory.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
@@ -15,28 +15,29 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
-pub const SOON: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What the host remembers for an agent; survives the agent's process.
+/// The memory entries the host stores for an agent; they outlive the agent's process.
 #[derive(Clone, Default)]
-pub struct Kept(pub Arc<Mutex<Vec<Value>>>);
+pub struct StoredMemory(pub Arc<Mutex<Vec<Value>>>);
 
-impl Kept {
+impl StoredMemory {
     pub fn entries(&self) -> Vec<Value> {
         self.0.lock().unwrap().clone()
     }
 }
 
-pub struct Agent {
+/// A running `oubliette-agent` process and the host's side of its connection.
+pub struct AgentUnderTest {
     pub child: Child,
     stdin: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
     next_id: u64,
-    pub kept: Kept,
+    pub stored: StoredMemory,
     /// Every `session/update`, in order.
     pub updates: Vec<Value>,
-    /// Whether the host knows the memory methods.
-    pub remembers: bool,
+    /// Whether the host implements the memory methods.
+    pub has_memory_methods: bool,
 }
 
 pub fn stub_tools() -> PathBuf {
@@ -46,16 +47,16 @@ pub fn stub_tools() -> PathBuf {
     stub
 }
 
-pub fn server(notes: &Path) -> Value {
+pub fn stub_server(notes: &Path) -> Value {
     json!({ "name": "stub", "command": stub_tools(), "args": [notes], "env": [{ "name": "GIVEN", "value": "1" }] })
 }
 
-pub fn script(turns: Value) -> Value {
+pub fn script_config(turns: Value) -> Value {
     json!({ "prompt": "", "model": "script:x.json", "script": json!({ "turns": turns }).to_string() })
 }
 
-impl Agent {
-    pub fn start(config: &Value, kept: Kept) -> Self {
+impl AgentUnderTest {
+    pub fn start(config: &Value, stored: StoredMemory) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_oubliette-agent"))
             .env("OUBLIETTE_AGENT_CONFIG", config.to_string())
             .env("http_proxy", "http://127.0.0.1:9/")
@@ -71,9 +72,9 @@ impl Agent {
             stdin,
             lines,
             next_id: 0,
-            kept,
+            stored,
             updates: Vec::new(),
-            remembers: true,
+            has_memory_methods: true,
         }
     }
 
@@ -99,10 +100,10 @@ impl Agent {
             .await;
     }
 
-    /// One message of the agent, its memory requests answered on the way. `None`: it closed stdout.
-    pub async fn next(&mut self) -> Option<Value> {
+    /// The agent's next message; memory requests are answered and skipped. `None`: it closed stdout.
+    pub async fn next_message(&mut self) -> Option<Value> {
         loop {
-            let line = tokio::time::timeout(SOON, self.lines.next_line())
+            let line = tokio::time::timeout(DEADLINE, self.lines.next_line())
                 .await
                 .expect("silence")
                 .unwrap()?;
@@ -121,17 +122,17 @@ impl Agent {
 
     async fn answer_memory(&mut self, method: String, message: &Value) {
         let mut reply = json!({ "jsonrpc": "2.0", "id": message["id"] });
-        if self.remembers {
-            let mut kept = self.kept.0.lock().unwrap();
+        if self.has_memory_methods {
+            let mut stored = self.stored.0.lock().unwrap();
             let given = || message["params"]["entries"].as_array().unwrap().clone();
             reply["result"] = match method.rsplit('/').next().unwrap() {
-                "load" => json!({ "entries": *kept }),
+                "load" => json!({ "entries": *stored }),
                 "append" => {
-                    kept.extend(given());
+                    stored.extend(given());
                     json!({})
                 }
                 "replace" => {
-                    *kept = given();
+                    *stored = given();
                     json!({})
                 }
                 other => panic!("unknown memory method {other}"),
@@ -142,10 +143,10 @@ impl Agent {
         self.send_line(&reply.to_string()).await;
     }
 
-    /// The answer to a request; updates that come before it are collected.
-    pub async fn answer(&mut self, id: u64) -> Value {
+    /// Waits for the response to a request; updates that come before it are collected.
+    pub async fn wait_for_answer(&mut self, id: u64) -> Value {
         loop {
-            let message = self.next().await.expect("the agent ended");
+            let message = self.next_message().await.expect("the agent ended");
             if message["id"] == json!(id) && message.get("method").is_none() {
                 return message;
             }
@@ -154,7 +155,7 @@ impl Agent {
 
     pub async fn request(&mut self, method: &str, params: Value) -> Value {
         let id = self.send(method, params).await;
-        self.answer(id).await
+        self.wait_for_answer(id).await
     }
 
     pub async fn initialize(&mut self) -> Value {
@@ -165,7 +166,7 @@ impl Agent {
         .await
     }
 
-    /// `initialize` and `session/new`; gives the session's id.
+    /// Sends `initialize` and `session/new`; returns the session's id.
     pub async fn open(&mut self, servers: Value) -> String {
         self.initialize().await;
         let cwd = std::env::temp_dir();
@@ -178,7 +179,7 @@ impl Agent {
             .to_owned()
     }
 
-    /// `initialize` and `session/load`.
+    /// Sends `initialize` and `session/load`.
     pub async fn load(&mut self, id: &str, servers: Value) {
         self.initialize().await;
         let cwd = std::env::temp_dir();
@@ -196,24 +197,24 @@ impl Agent {
         .await
     }
 
-    /// A whole turn; gives the answer, and leaves just its updates in `updates`.
+    /// Runs a whole turn and returns the response; `updates` then has only this turn's updates.
     pub async fn prompt(&mut self, session: &str, text: &str) -> Value {
         self.updates.clear();
         let id = self.start_prompt(session, text).await;
-        self.answer(id).await
+        self.wait_for_answer(id).await
     }
 
-    /// Reads until an update of this kind has come.
-    pub async fn until_update(&mut self, kind: &str) -> Value {
+    /// Waits for an update of this kind.
+    pub async fn wait_for_update(&mut self, kind: &str) -> Value {
         loop {
             if let Some(found) = self.updates.iter().find(|u| u["sessionUpdate"] == kind) {
                 return found.clone();
             }
-            self.next().await.expect("the agent ended");
+            self.next_message().await.expect("the agent ended");
         }
     }
 
-    pub fn said(&self) -> String {
+    pub fn agent_text(&self) -> String {
         let said = self
             .updates
             .iter()
@@ -221,7 +222,7 @@ impl Agent {
         said.map(|u| u["content"]["text"].as_str().unwrap()).collect()
     }
 
-    pub fn thought(&self) -> String {
+    pub fn agent_thoughts(&self) -> String {
         let thought = self
             .updates
             .iter()
@@ -229,7 +230,7 @@ impl Agent {
         thought.map(|u| u["content"]["text"].as_str().unwrap()).collect()
     }
 
-    pub fn of_kind(&self, kind: &str) -> Vec<&Value> {
+    pub fn updates_of_kind(&self, kind: &str) -> Vec<&Value> {
         self.updates
             .iter()
             .filter(|u| u["sessionUpdate"] == kind)
@@ -239,15 +240,15 @@ impl Agent {
     /// Closes stdin and waits for the process.
     pub async fn close(mut self) -> std::process::ExitStatus {
         drop(self.stdin.take());
-        tokio::time::timeout(SOON, self.child.wait())
+        tokio::time::timeout(DEADLINE, self.child.wait())
             .await
             .expect("it did not end")
             .unwrap()
     }
 }
 
-/// Waits until the notes hold a line that starts so.
-pub async fn noted(notes: &Path, start: &str) -> String {
+/// Waits until the stub server's notes have a line that starts with `start`.
+pub async fn wait_for_note(notes: &Path, start: &str) -> String {
     let look = async {
         loop {
             let text = std::fs::read_to_string(notes).unwrap_or_default();
@@ -257,7 +258,7 @@ pub async fn noted(notes: &Path, start: &str) -> String {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(SOON, look)
+    tokio::time::timeout(DEADLINE, look)
         .await
         .unwrap_or_else(|_| panic!("never noted: {start}"))
 }

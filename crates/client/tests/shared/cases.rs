@@ -22,7 +22,7 @@ fn myapp() -> Value {
 }
 
 #[tokio::test]
-async fn caller_tools_are_listed_before_the_first_list_with_their_schemas() {
+async fn the_first_list_has_caller_tools_with_their_schemas() {
     let mut server = server_with(&[myapp()]);
     // The server takes its time to say what the agent has: the list waits for it, and for nothing else.
     *server.script.agent_tools.lock() = None;
@@ -233,7 +233,7 @@ async fn changed_agent_tools_are_asked_for_again() {
 }
 
 #[tokio::test]
-async fn agent_tools_and_base_tools_go_their_own_ways() {
+async fn catalog_tools_and_base_tools_use_their_own_methods() {
     let mut server = server();
     let base = json!([{"name":"session_message"},{"name":"session_events"},{"name":"project_list"}]);
     *server.script.agent_tools.lock() = Some(json!({"tools":[{"name":"read"}],"base":base}));
@@ -411,7 +411,7 @@ async fn the_servers_progress_reaches_the_agent_and_never_falls() {
         assert_eq!(params["progressToken"], "t1");
         assert!(params["progress"].as_f64().unwrap() > last);
         last = params["progress"].as_f64().unwrap();
-        // The client's own sign of life may come in between.
+        // The client's own heartbeat may come in between.
         if params["message"] == "step" {
             assert_eq!(params["total"], 4.0);
             steps += 1;
@@ -422,7 +422,7 @@ async fn the_servers_progress_reaches_the_agent_and_never_falls() {
 }
 
 #[tokio::test]
-async fn an_agent_that_waits_hears_that_its_call_still_runs() {
+async fn a_waiting_agent_is_sent_heartbeats() {
     let mut server = server_with(&[myapp()]);
     let mut agent = server.agent();
     agent.initialize().await;
@@ -501,7 +501,7 @@ async fn a_server_that_comes_late_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_up_is_tried_again_without_a_word_each_time() {
+async fn reconnecting_to_a_server_that_hangs_up_is_logged_once() {
     let mut server = server_with(&[myapp()]);
     *server.script.agent_tools.lock() = None;
     let mut agent = server.agent();
@@ -615,7 +615,7 @@ async fn older_revisions_are_spoken() {
 }
 
 #[tokio::test]
-async fn it_ends_when_stdin_does_even_with_a_call_open() {
+async fn the_client_ends_when_stdin_ends_even_with_a_call_open() {
     let mut server = server_with(&[myapp()]);
     let mut agent = server.agent();
     agent.initialize().await;
@@ -627,12 +627,12 @@ async fn it_ends_when_stdin_does_even_with_a_call_open() {
     assert_eq!(
         agent.end().await.matches('\n').count(),
         0,
-        "an orderly end says nothing"
+        "an orderly end writes nothing to stderr"
     );
 }
 
 #[tokio::test]
-async fn it_says_what_it_is() {
+async fn version_help_and_unknown_arguments_are_answered() {
     let server = server();
     let run = async |arg: &str| server.command().arg(arg).output().await.unwrap();
     let version = run("--version").await;
@@ -655,7 +655,7 @@ async fn it_says_what_it_is() {
 }
 
 #[tokio::test]
-async fn a_whole_session_word_for_word() {
+async fn session_transcript() {
     let mut server = server_with(&[myapp()]);
     let mut agent: TestAgent = server.agent();
     let mut transcript = Vec::new();
@@ -672,5 +672,5 @@ async fn a_whole_session_word_for_word() {
         .await
         .refuse(-32005, "caller_disconnected", "the caller has gone");
     transcript.push(agent.answer(id).await);
-    insta::assert_json_snapshot!("a_whole_session_word_for_word", transcript, { "[0].serverInfo.version" => "[version]" });
+    insta::assert_json_snapshot!("session_transcript", transcript, { "[0].serverInfo.version" => "[version]" });
 }

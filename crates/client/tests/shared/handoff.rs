@@ -22,7 +22,11 @@ async fn catalog_calls_are_answered_by_the_server_and_caller_calls_pass_the_clie
     for (name, intercepted) in [("read", true), ("myapp_plain", false), ("@files/read", true)] {
         let id = agent.start_call(name, json!({"n": 1})).await;
         let asked = server.asked().await;
-        assert_eq!(matches!(asked.context, RequestChannel::HandedOff { .. }), intercepted, "{name}");
+        assert_eq!(
+            matches!(asked.context, RequestChannel::HandedOff { .. }),
+            intercepted,
+            "{name}"
+        );
         asked.answer(json!({"content":[{"type":"text","text":name}],"isError":false}));
         assert_eq!(agent.answer(id).await["result"]["content"][0]["text"], name);
     }
@@ -94,7 +98,10 @@ async fn the_client_ends_with_an_error_when_the_server_ends_the_hand_off() {
 async fn ends_with_an_error(agent: TestAgent) {
     let (status, said) = agent.wait().await;
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains("the server that stdin and stdout were handed off to has gone"), "{said}");
+    assert!(
+        said.contains("the server that stdin and stdout were handed off to has gone"),
+        "{said}"
+    );
 }
 
 #[tokio::test]
@@ -125,7 +132,7 @@ async fn calls_are_cancelled_when_the_agent_ends() {
     let asked = server.asked().await;
     agent.close_stdin();
     asked.context.cancel().cancelled().await;
-    assert_eq!(agent.end().await, "", "an orderly end says nothing");
+    assert_eq!(agent.end().await, "", "an orderly end writes nothing to stderr");
 }
 
 #[tokio::test]

@@ -11,7 +11,9 @@ use std::{
 use async_trait::async_trait;
 use oubliette_handoff::{handshake, interceptor};
 use oubliette_protocol::{Error, relay::method, tool::ToolSource};
-use oubliette_relay::{PeerHandler, PeerLimits, ProgressCallback, RpcPeer, ProgressReport, RequestContext, RpcError};
+use oubliette_relay::{
+    PeerHandler, PeerLimits, ProgressCallback, ProgressReport, RequestContext, RpcError, RpcPeer,
+};
 use parking_lot::Mutex;
 use serde_json::{
     Value, json,

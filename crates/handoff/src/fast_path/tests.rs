@@ -36,7 +36,10 @@ impl CallBackend for PeerCalls {
             tool: &'a str,
             arguments: &'a RawValue,
         }
-        let params = TestParams { tool: name, arguments };
+        let params = TestParams {
+            tool: name,
+            arguments,
+        };
         let options = CallOptions::default().cancel(cancel);
         let asked = self.peer.prepare_call("agent_call_tool", &params, options);
         Some(async move {
@@ -202,12 +205,20 @@ async fn only_a_handshake_of_an_older_revision_enables_the_fast_path() {
     }
     fast_path.enable_for(Some(&OLD));
     assert_eq!(fast_path.take(&call(json!(1), "x")), Dispatch::FastPath);
-    assert_eq!(fast_path.take(&call(json!(1), "x")), Dispatch::ViaLibrary, "the id is in use");
+    assert_eq!(
+        fast_path.take(&call(json!(1), "x")),
+        Dispatch::ViaLibrary,
+        "the id is in use"
+    );
     let answer = next(&mut lines).await;
     assert_eq!(answer["id"], 1);
     assert_eq!(answer["result"]["isError"], true);
     assert_eq!(answer["result"].get("resultType"), None);
-    assert_eq!(fast_path.take(&call(json!(1), "x")), Dispatch::FastPath, "it is free again");
+    assert_eq!(
+        fast_path.take(&call(json!(1), "x")),
+        Dispatch::FastPath,
+        "it is free again"
+    );
     fast_path.finished().await;
     assert_eq!(next(&mut lines).await["id"], 1);
 }
@@ -235,11 +246,7 @@ impl PeerHandler for ScriptedServer {
     }
 }
 
-fn connected() -> (
-    TestFastPath,
-    AgentLines,
-    mpsc::UnboundedReceiver<&'static str>,
-) {
+fn connected() -> (TestFastPath, AgentLines, mpsc::UnboundedReceiver<&'static str>) {
     let (near, far) = UnixStream::pair().unwrap();
     let (heard, hears) = mpsc::unbounded_channel();
     RpcPeer::spawn(far, Arc::new(ScriptedServer(heard)), PeerLimits::default());

@@ -1,41 +1,41 @@
-//! Definitions written and removed through Oubliette: checked whole first, then written atomically.
+//! Writing and removing definitions through Oubliette: checked completely first, then written atomically.
 
 use std::{collections::BTreeMap, fs, io::ErrorKind, path::Path, sync::Arc};
 
 use oubliette_protocol::{
     CatalogId, Error, Result, Slug,
-    agent::{AgentDefinition, MAX_DEFINITION_BYTES, plain_file_name},
+    agent::{AgentDefinition, MAX_DEFINITION_BYTES, check_file_name},
     catalog::ToolDefinition,
 };
 use serde_json::Value;
 
 use super::{
-    AgentEntry, Library, ToolEntry, check_against,
-    shelf::{Definition, Shelf, file_of},
+    AgentEntry, DefinitionLibrary, ToolEntry, check_catalog_references,
+    definition_set::{DefinitionFile, DefinitionSet, display_path},
 };
-use crate::disk;
+use crate::safe_fs;
 
-/// Most files written beside one `agent.json`.
+/// Maximum files written beside one `agent.json`.
 const MAX_FILES: usize = 64;
-/// Definitions may hold environment values, so they are for the owner alone.
+/// Mode of written files: definitions may contain secrets in environment values, so only the owner reads them.
 const MODE: u32 = 0o600;
 
-impl Library {
-    /// Writes an agent: its definition and the files beside it. Nothing is written when any of it is
-    /// wrong; files that are there and not named stay.
+impl DefinitionLibrary {
+    /// Writes an agent: its definition and the files beside it. Nothing is written if any of it is invalid;
+    /// existing files that are not given stay.
     pub async fn agent_put(
         self: &Arc<Self>,
         slug: Slug,
         definition: Value,
         files: BTreeMap<String, String>,
     ) -> Result<Arc<AgentEntry>> {
-        self.off_thread(move |library| library.agent_put_now(&slug, &definition, &files))
+        self.run_blocking(move |library| library.write_agent(&slug, &definition, &files))
             .await
     }
 
     /// Removes an agent with all its files.
     pub async fn agent_delete(self: &Arc<Self>, slug: Slug) -> Result<()> {
-        self.off_thread(move |library| {
+        self.run_blocking(move |library| {
             let mut state = library.state.lock();
             if !state.agents.has(&slug) {
                 drop(state);
@@ -43,7 +43,7 @@ impl Library {
             }
             remove_folder(&state.agents.folder(&slug))?;
             state.agents.scan_one(&library.root, &slug);
-            library.settle(&mut state);
+            library.publish_changes(&mut state);
             Ok(())
         })
         .await
@@ -51,13 +51,13 @@ impl Library {
 
     /// Writes a catalog entry.
     pub async fn tool_put(self: &Arc<Self>, id: CatalogId, definition: Value) -> Result<Arc<ToolEntry>> {
-        self.off_thread(move |library| {
-            let (text, _) = checked::<ToolDefinition>(&id, &definition)?;
+        self.run_blocking(move |library| {
+            let (text, _) = check_and_format::<ToolDefinition>(&id, &definition)?;
             let mut state = library.state.lock();
             let folder = folder_for(&state.tools, &id)?;
-            disk::write_atomic(&folder.join(ToolDefinition::FILE), text.as_bytes(), MODE)?;
+            safe_fs::write_atomic(&folder.join(ToolDefinition::FILE), text.as_bytes(), MODE)?;
             state.tools.scan_one(&library.root, &id);
-            library.settle(&mut state);
+            library.publish_changes(&mut state);
             drop(state);
             library.tool(&id)
         })
@@ -66,13 +66,13 @@ impl Library {
 
     /// Removes a catalog entry; `conflict` while an agent uses it.
     pub async fn tool_delete(self: &Arc<Self>, id: CatalogId) -> Result<()> {
-        self.off_thread(move |library| {
+        self.run_blocking(move |library| {
             let mut state = library.state.lock();
             if !state.tools.has(&id) {
                 drop(state);
                 return library.tool(&id).map(|_| ());
             }
-            // An agent edited by hand a moment ago counts too.
+            // Includes agents edited on disk a moment ago, before the watcher saw it.
             state.agents.scan(&library.root);
             let mut users: Vec<_> = state
                 .agents
@@ -89,42 +89,42 @@ impl Library {
             }
             remove_folder(&state.tools.folder(&id))?;
             state.tools.scan_one(&library.root, &id);
-            library.settle(&mut state);
+            library.publish_changes(&mut state);
             Ok(())
         })
         .await
     }
 
-    fn agent_put_now(
+    fn write_agent(
         &self,
         slug: &Slug,
         definition: &Value,
         files: &BTreeMap<String, String>,
     ) -> Result<Arc<AgentEntry>> {
-        let (text, agent) = checked::<AgentDefinition>(slug, definition)?;
+        let (text, agent) = check_and_format::<AgentDefinition>(slug, definition)?;
         check_files(files)?;
         let mut state = self.state.lock();
-        // A tool added by hand a moment ago counts.
+        // Includes tools added on disk a moment ago, before the watcher saw it.
         state.tools.scan(&self.root);
-        self.settle(&mut state);
-        check_against(&agent, |id| state.tools.has_good(id))
-            .map_err(|refusal| refusal.in_file(&file_of::<AgentDefinition>(slug)))?;
+        self.publish_changes(&mut state);
+        check_catalog_references(&agent, |id| state.tools.has_usable(id))
+            .map_err(|refusal| refusal.in_file(&display_path::<AgentDefinition>(slug)))?;
         let folder = folder_for(&state.agents, slug)?;
-        // The definition last: it must not name a script that is not there yet.
+        // The definition last: it must not refer to a script that is not written yet.
         for (name, text) in files {
-            disk::write_atomic(&folder.join(name), text.as_bytes(), MODE)?;
+            safe_fs::write_atomic(&folder.join(name), text.as_bytes(), MODE)?;
         }
-        disk::write_atomic(&folder.join(AgentDefinition::FILE), text.as_bytes(), MODE)?;
+        safe_fs::write_atomic(&folder.join(AgentDefinition::FILE), text.as_bytes(), MODE)?;
         state.agents.scan_one(&self.root, slug);
-        self.settle(&mut state);
+        self.publish_changes(&mut state);
         drop(state);
         self.agent(slug)
     }
 
-    /// Writing waits for the disk, so it is done where waiting hurts nobody.
-    async fn off_thread<T: Send + 'static>(
+    /// Runs work that waits for the disk on tokio's blocking threads.
+    async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Library) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&DefinitionLibrary) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let library = Arc::clone(self);
         tokio::task::spawn_blocking(move || work(&library))
@@ -133,9 +133,9 @@ impl Library {
     }
 }
 
-/// The text to write for a definition that passes every check of its own.
-fn checked<D: Definition>(id: &D::Id, definition: &Value) -> Result<(String, D)> {
-    let file = file_of::<D>(id);
+/// Checks a definition by itself and formats it; returns the text to write and the parsed definition.
+fn check_and_format<D: DefinitionFile>(id: &D::Id, definition: &Value) -> Result<(String, D)> {
+    let file = display_path::<D>(id);
     let mut text = serde_json::to_string_pretty(definition).map_err(Error::internal)?;
     text.push('\n');
     if text.len() > MAX_DEFINITION_BYTES {
@@ -157,7 +157,7 @@ fn check_files(files: &BTreeMap<String, String>) -> Result<()> {
     }
     for (name, text) in files {
         let refuse = |why: String| Err(Error::invalid(format!("files.{}: {why}", name.escape_debug())));
-        if let Err(why) = plain_file_name(name) {
+        if let Err(why) = check_file_name(name) {
             return refuse(why.into());
         }
         if name == AgentDefinition::FILE {
@@ -170,36 +170,37 @@ fn check_files(files: &BTreeMap<String, String>) -> Result<()> {
     Ok(())
 }
 
-/// The folder to write a definition into, made if need be; never one that a link puts elsewhere.
-fn folder_for<D: Definition>(shelf: &Shelf<D>, id: &D::Id) -> Result<std::path::PathBuf> {
-    let folder = shelf.folder(id);
-    disk::private_dir(&folder)?;
+/// The directory to write a definition into, created if missing. A symbolic link is refused: it could lead
+/// outside the home.
+fn folder_for<D: DefinitionFile>(set: &DefinitionSet<D>, id: &D::Id) -> Result<std::path::PathBuf> {
+    let folder = set.folder(id);
+    safe_fs::create_private_dir(&folder)?;
     match fs::symlink_metadata(&folder) {
         Ok(seen) if seen.is_dir() => Ok(folder),
         Ok(_) => Err(Error::conflict(format!(
             "{}/{id} is a symbolic link, which is not written through: replace it by a folder",
-            D::SHELF
+            D::FOLDER
         ))),
-        Err(e) => Err(disk::io_error("look at", &folder, &e)),
+        Err(e) => Err(safe_fs::io_error("look at", &folder, &e)),
     }
 }
 
-/// Takes a folder away at once, then its content.
+/// Removes a directory: renames it away in one step, then deletes its content.
 fn remove_folder(folder: &Path) -> Result<()> {
-    let fail = |e: &std::io::Error| disk::io_error("remove", folder, e);
+    let fail = |e: &std::io::Error| safe_fs::io_error("remove", folder, e);
     let seen = fs::symlink_metadata(folder).map_err(|e| fail(&e))?;
     if seen.is_symlink() {
         return fs::remove_file(folder).map_err(|e| fail(&e));
     }
-    let shelf = folder.parent().unwrap_or(folder);
-    // Renamed into a name no definition can have: half of a folder must never be read as one.
-    let grave = tempfile::Builder::new()
+    let parent = folder.parent().unwrap_or(folder);
+    // Renamed to a name that is no valid id, so that a half-deleted directory is never read as a definition.
+    let trash = tempfile::Builder::new()
         .prefix(".removing-")
-        .tempdir_in(shelf)
+        .tempdir_in(parent)
         .map_err(|e| fail(&e))?;
-    fs::rename(folder, grave.path().join("it")).map_err(|e| fail(&e))?;
-    disk::sync_dir(shelf).map_err(|e| fail(&e))?;
-    match grave.close() {
+    fs::rename(folder, trash.path().join("it")).map_err(|e| fail(&e))?;
+    safe_fs::sync_dir(parent).map_err(|e| fail(&e))?;
+    match trash.close() {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(fail(&e)),
         _ => Ok(()),
     }

@@ -1,14 +1,14 @@
-//! Agents and catalog in memory, following the files in the home.
+//! The agents and the tool catalog in memory, kept up to date with their files in the home.
 //!
-//! - `shelf`: one kind of definition as it lies on disk, and the last good state of each.
-//! - `edit`: definitions written and removed through Oubliette.
-//! - `watch`: hand edits, seen as they happen.
+//! - `definition_set`: all definitions of one kind as read from disk, and the last valid state of each.
+//! - `edit`: writing and removing definitions through Oubliette.
+//! - `watch`: noticing edits made directly to the files.
 //!
-//! Readers take a snapshot and never wait for a disk. A broken edit keeps the last good definition, and
-//! the entry's `error` says what is wrong.
+//! Readers take a snapshot and never wait for the disk. After an invalid edit the last valid definition stays in
+//! use, and the entry's `error` says what is wrong.
 
+mod definition_set;
 mod edit;
-mod shelf;
 mod watch;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -16,49 +16,49 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use arc_swap::ArcSwap;
 use oubliette_protocol::{
     CatalogId, Error, Result, Slug,
-    agent::{AgentDefinition, MAX_DEFINITION_BYTES, split_canonical},
+    agent::{AgentDefinition, MAX_DEFINITION_BYTES, split_canonical_name},
     catalog::ToolDefinition,
-    strict::Refusal,
+    strict::FieldError,
 };
 use parking_lot::Mutex;
 
 use crate::{
-    Home,
-    disk::{self, Unread},
+    HomeDir,
+    safe_fs::{self, FileReadError},
 };
-use shelf::Shelf;
+use definition_set::DefinitionSet;
 
-/// An agent as it can be used now.
+/// A usable agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentEntry {
-    /// Its name, and its folder's.
+    /// Its name, which is also its directory's name.
     pub slug: Slug,
-    /// The last good definition.
+    /// The last valid definition.
     pub definition: Arc<AgentDefinition>,
-    /// Its folder.
+    /// Its directory.
     pub dir: PathBuf,
-    /// What is wrong with a later edit, or with what it names, if anything is.
+    /// What is wrong with a later edit, or with a catalog entry the agent refers to; none if nothing is.
     pub error: Option<String>,
-    /// Grows when the definition changes; comparable with [`Library::version`].
+    /// The library version at which the definition last changed; comparable with [`DefinitionLibrary::version`].
     pub version: u64,
 }
 
-/// A catalog entry as it can be used now.
+/// A usable catalog entry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolEntry {
-    /// Its id, and its folder's name.
+    /// Its id, which is also its directory's name.
     pub id: CatalogId,
-    /// The last good definition.
+    /// The last valid definition.
     pub definition: Arc<ToolDefinition>,
-    /// What is wrong with a later edit, if anything is.
+    /// What is wrong with a later edit; none if nothing is.
     pub error: Option<String>,
-    /// Grows when the definition changes; comparable with [`Library::version`].
+    /// The library version at which the definition last changed; comparable with [`DefinitionLibrary::version`].
     pub version: u64,
 }
 
-/// Everything at one moment.
+/// What readers see: one consistent state of all definitions.
 #[derive(Debug, Default)]
-struct Snapshot {
+struct LibrarySnapshot {
     version: u64,
     agents: Arc<BTreeMap<Slug, Arc<AgentEntry>>>,
     tools: Arc<BTreeMap<CatalogId, Arc<ToolEntry>>>,
@@ -66,60 +66,61 @@ struct Snapshot {
     broken_tools: Arc<BTreeMap<CatalogId, String>>,
 }
 
+/// What the files were when last read. Changed under a lock; a [`LibrarySnapshot`] is made from it.
 #[derive(Debug)]
-struct State {
-    agents: Shelf<AgentDefinition>,
-    tools: Shelf<ToolDefinition>,
+struct LibraryState {
+    agents: DefinitionSet<AgentDefinition>,
+    tools: DefinitionSet<ToolDefinition>,
     version: u64,
 }
 
-/// The agents and the catalog of a home.
+/// The agents and the tool catalog of a home, kept up to date with their files.
 #[derive(Debug)]
-pub struct Library {
-    /// The home's real path: nothing is read beyond it.
+pub struct DefinitionLibrary {
+    /// The home's canonical path: nothing outside it is read.
     root: PathBuf,
-    state: Mutex<State>,
-    now: ArcSwap<Snapshot>,
+    state: Mutex<LibraryState>,
+    snapshot: ArcSwap<LibrarySnapshot>,
     changes: tokio::sync::watch::Sender<u64>,
-    watcher: Mutex<Option<watch::Stop>>,
+    watcher: Mutex<Option<watch::WatchGuard>>,
 }
 
-impl Library {
-    /// Loads agents and catalog and begins to follow their files.
-    pub fn open(home: &Home) -> Result<Arc<Self>> {
+impl DefinitionLibrary {
+    /// Loads agents and catalog and starts watching their files.
+    pub fn open(home: &HomeDir) -> Result<Arc<Self>> {
         for dir in [home.agents_dir(), home.tools_dir()] {
-            disk::private_dir(&dir)?;
+            safe_fs::create_private_dir(&dir)?;
         }
         let root = home
             .root()
             .canonicalize()
-            .map_err(|e| disk::io_error("open", home.root(), &e))?;
-        let state = State {
-            agents: Shelf::new(home.agents_dir()),
-            tools: Shelf::new(home.tools_dir()),
+            .map_err(|e| safe_fs::io_error("open", home.root(), &e))?;
+        let state = LibraryState {
+            agents: DefinitionSet::new(home.agents_dir()),
+            tools: DefinitionSet::new(home.tools_dir()),
             version: 0,
         };
         let library = Arc::new(Self {
             root,
             state: Mutex::new(state),
-            now: ArcSwap::default(),
+            snapshot: ArcSwap::default(),
             changes: tokio::sync::watch::Sender::new(0),
             watcher: Mutex::new(None),
         });
-        // Watched before it is read: an edit in between is then seen twice, not missed.
+        // Watched before they are read: an edit in between is then seen twice instead of missed.
         *library.watcher.lock() = Some(watch::start(&library, [home.agents_dir(), home.tools_dir()]));
         library.reload();
         Ok(library)
     }
 
-    /// Every usable agent.
+    /// All usable agents.
     pub fn agents(&self) -> Arc<BTreeMap<Slug, Arc<AgentEntry>>> {
-        self.now.load().agents.clone()
+        self.snapshot.load().agents.clone()
     }
 
-    /// One agent.
+    /// One agent; `unavailable` if its file is invalid and no valid version was ever loaded.
     pub fn agent(&self, slug: &Slug) -> Result<Arc<AgentEntry>> {
-        let now = self.now.load();
+        let now = self.snapshot.load();
         if let Some(entry) = now.agents.get(slug) {
             return Ok(entry.clone());
         }
@@ -128,23 +129,23 @@ impl Library {
         }
         Err(Error::not_found(format!(
             "there is no agent {slug}; {}",
-            there_are(now.agents.keys())
+            list_names(now.agents.keys())
         )))
     }
 
-    /// Agents whose file is broken and never was good here, with what is wrong.
+    /// Agents that cannot be used because no valid version of their file was ever loaded, with the error.
     pub fn broken_agents(&self) -> Arc<BTreeMap<Slug, String>> {
-        self.now.load().broken_agents.clone()
+        self.snapshot.load().broken_agents.clone()
     }
 
-    /// Every usable catalog entry.
+    /// All usable catalog entries.
     pub fn catalog(&self) -> Arc<BTreeMap<CatalogId, Arc<ToolEntry>>> {
-        self.now.load().tools.clone()
+        self.snapshot.load().tools.clone()
     }
 
-    /// One catalog entry.
+    /// One catalog entry; `unavailable` if its file is invalid and no valid version was ever loaded.
     pub fn tool(&self, id: &CatalogId) -> Result<Arc<ToolEntry>> {
-        let now = self.now.load();
+        let now = self.snapshot.load();
         if let Some(entry) = now.tools.get(id) {
             return Ok(entry.clone());
         }
@@ -155,28 +156,29 @@ impl Library {
         }
         Err(Error::not_found(format!(
             "there is no catalog entry {id}; {}",
-            there_are(now.tools.keys())
+            list_names(now.tools.keys())
         )))
     }
 
-    /// Catalog entries whose file is broken and never was good here, with what is wrong.
+    /// Catalog entries that cannot be used because no valid version of their file was ever loaded, with the
+    /// error.
     pub fn broken_tools(&self) -> Arc<BTreeMap<CatalogId, String>> {
-        self.now.load().broken_tools.clone()
+        self.snapshot.load().broken_tools.clone()
     }
 
-    /// Grows with every change.
+    /// The library's version, which grows with every change.
     pub fn version(&self) -> u64 {
-        self.now.load().version
+        self.snapshot.load().version
     }
 
-    /// Is told the version with every change of an agent, a catalog entry or an `error`.
+    /// A receiver of the new version on every change of an agent, a catalog entry or an `error`.
     pub fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Catalog entries whose definition is newer than a version.
+    /// Catalog entries whose definition changed after `since_version`.
     pub fn changed_tools(&self, since_version: u64) -> Vec<Arc<ToolEntry>> {
-        let now = self.now.load();
+        let now = self.snapshot.load();
         now.tools
             .values()
             .filter(|entry| entry.version > since_version)
@@ -184,13 +186,15 @@ impl Library {
             .collect()
     }
 
-    /// Whether all that an agent names is in the catalog.
+    /// Checks that every catalog entry an agent refers to exists.
     pub fn check_agent(&self, definition: &AgentDefinition) -> Result<()> {
-        let now = self.now.load();
-        Ok(check_against(definition, |id| now.tools.contains_key(id))?)
+        let now = self.snapshot.load();
+        Ok(check_catalog_references(definition, |id| {
+            now.tools.contains_key(id)
+        })?)
     }
 
-    /// The text of an agent's `script:<file>`.
+    /// Reads the file of an agent whose model is `script:<file>`.
     pub fn script(&self, entry: &AgentEntry) -> Result<String> {
         let Some(file) = entry.definition.script() else {
             return Err(Error::invalid(format!(
@@ -199,36 +203,38 @@ impl Library {
             )));
         };
         let path = entry.dir.join(file);
-        disk::read_beneath(&self.root, &path, MAX_DEFINITION_BYTES).map_err(|unread| {
+        safe_fs::read_beneath(&self.root, &path, MAX_DEFINITION_BYTES).map_err(|unread| {
             let why = match unread {
-                Unread::Missing => "is missing: put it beside agent.json".to_string(),
-                Unread::Refused(why) => why,
+                FileReadError::Missing => "is missing: put it beside agent.json".to_string(),
+                FileReadError::Refused(why) => why,
             };
             Error::unavailable(format!("the script agents/{}/{file} {why}", entry.slug))
         })
     }
 
-    /// Reads what changed on disk since the last time. Called for every hand edit; calling it once more
-    /// costs a look at each file's date.
+    /// Reads the files that changed on disk since the last time. Called after every edit the watcher sees; an
+    /// additional call costs one `stat` per file.
     pub fn reload(&self) {
         let mut state = self.state.lock();
         state.tools.scan(&self.root);
         state.agents.scan(&self.root);
-        self.settle(&mut state);
+        self.publish_changes(&mut state);
     }
 
-    /// Decides what is usable and shows it to readers.
-    fn settle(&self, state: &mut State) {
+    /// Selects the usable definitions and publishes a new snapshot if anything changed.
+    fn publish_changes(&self, state: &mut LibraryState) {
         let next = state.version + 1;
-        // Tools first: agents are checked against them.
-        let mut changed = state.tools.settle(next, |_| Ok(()));
-        let State { agents, tools, .. } = state;
-        changed |= agents.settle(next, |agent| check_against(agent, |id| tools.has_good(id)));
+        // Tools come first: agents are checked against them.
+        let mut changed = state.tools.select_usable(next, |_| Ok(()));
+        let LibraryState { agents, tools, .. } = state;
+        changed |= agents.select_usable(next, |agent| {
+            check_catalog_references(agent, |id| tools.has_usable(id))
+        });
         if !changed && next > 1 {
             return;
         }
         state.version = next;
-        let agents = state.agents.good().map(|(slug, good)| {
+        let agents = state.agents.usable().map(|(slug, good)| {
             let entry = AgentEntry {
                 slug: slug.clone(),
                 definition: good.definition,
@@ -238,7 +244,7 @@ impl Library {
             };
             (slug.clone(), Arc::new(entry))
         });
-        let tools = state.tools.good().map(|(id, good)| {
+        let tools = state.tools.usable().map(|(id, good)| {
             let (definition, error, version) = (good.definition, good.error, good.version);
             (
                 id.clone(),
@@ -250,26 +256,30 @@ impl Library {
                 }),
             )
         });
-        self.now.store(Arc::new(Snapshot {
+        self.snapshot.store(Arc::new(LibrarySnapshot {
             version: next,
             agents: Arc::new(agents.collect()),
             tools: Arc::new(tools.collect()),
-            broken_agents: Arc::new(state.agents.broken().collect()),
-            broken_tools: Arc::new(state.tools.broken().collect()),
+            broken_agents: Arc::new(state.agents.unusable().collect()),
+            broken_tools: Arc::new(state.tools.unusable().collect()),
         }));
         self.changes.send_replace(next);
     }
 }
 
-fn check_against(definition: &AgentDefinition, known: impl Fn(&str) -> bool) -> Result<(), Refusal> {
-    let missing = |field: String, id: &str| Refusal::at(field, format!("{id} is not in the catalog"));
+/// Checks that every catalog entry an agent uses or has aliases for is known.
+fn check_catalog_references(
+    definition: &AgentDefinition,
+    known: impl Fn(&str) -> bool,
+) -> Result<(), FieldError> {
+    let missing = |field: String, id: &str| FieldError::at(field, format!("{id} is not in the catalog"));
     for (i, id) in definition.tools.uses.iter().enumerate() {
         if !known(id.as_str()) {
             return Err(missing(format!("tools.use[{i}]"), id.as_str()));
         }
     }
     for (alias, target) in &definition.tools.aliases {
-        if let Some((id, _)) = split_canonical(target)
+        if let Some((id, _)) = split_canonical_name(target)
             && !known(id)
         {
             return Err(missing(format!("tools.aliases.{alias}"), id));
@@ -278,8 +288,8 @@ fn check_against(definition: &AgentDefinition, known: impl Fn(&str) -> bool) -> 
     Ok(())
 }
 
-/// What there is instead, for a "not found" that helps.
-fn there_are<'a, T: std::fmt::Display + 'a>(names: impl ExactSizeIterator<Item = &'a T>) -> String {
+/// Lists the first existing names, for a "not found" error.
+fn list_names<'a, T: std::fmt::Display + 'a>(names: impl ExactSizeIterator<Item = &'a T>) -> String {
     const SHOWN: usize = 20;
     let (count, shown) = (
         names.len(),

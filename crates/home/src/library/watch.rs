@@ -1,4 +1,4 @@
-//! Hand edits, seen as they happen: file system events where the host gives them, looking now and then
+//! Noticing edits made directly to the files: by file system events where the host supports them, by polling
 //! where it does not.
 
 use std::{
@@ -15,54 +15,55 @@ use notify::{
     event::{AccessKind, AccessMode},
 };
 
-use super::Library;
+use super::DefinitionLibrary;
 
-/// An editor writes a file in several steps; what follows within this time is taken together.
-const QUIET: Duration = Duration::from_millis(80);
-/// But an edit is seen after this time even if the folder never gets quiet.
-const LATEST: Duration = Duration::from_millis(400);
-/// Without events, how often to look: an edit is seen within a second.
-const POLL: Duration = Duration::from_millis(600);
-/// With events, how often to look all the same: some file systems (network ones) do not tell of all.
-const SAFETY: Duration = Duration::from_secs(20);
+/// An editor writes a file in several steps; events closer together than this are handled as one edit.
+const DEBOUNCE: Duration = Duration::from_millis(80);
+/// Maximum delay of an edit, even if further events keep coming.
+const MAX_DEBOUNCE: Duration = Duration::from_millis(400);
+/// Polling interval where there are no events: an edit is noticed within a second.
+const POLL_INTERVAL: Duration = Duration::from_millis(600);
+/// Polling interval where there are events: some file systems (network ones) do not report every change.
+const RESCAN_INTERVAL: Duration = Duration::from_secs(20);
 
-enum Wake {
+/// Sent to the watching thread.
+enum WatchSignal {
     Edit,
     Stop,
 }
 
-/// Ends the watching when it is dropped.
+/// Ends the watching thread when dropped.
 #[derive(Debug)]
-pub(super) struct Stop(Sender<Wake>);
+pub(super) struct WatchGuard(Sender<WatchSignal>);
 
-impl Drop for Stop {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
-        let _ = self.0.send(Wake::Stop);
+        let _ = self.0.send(WatchSignal::Stop);
     }
 }
 
-/// Begins to watch; never fails, at worst it looks now and then.
-pub(super) fn start(library: &Arc<Library>, dirs: [PathBuf; 2]) -> Stop {
-    let (tell, told) = channel();
-    let watcher = watch(&tell, &dirs).inspect_err(|error| {
-        tracing::warn!(%error, "the file system gives no events here; definitions are looked at every {POLL:?}");
+/// Starts the watching thread. Never fails: without events it polls.
+pub(super) fn start(library: &Arc<DefinitionLibrary>, dirs: [PathBuf; 2]) -> WatchGuard {
+    let (signals, received) = channel();
+    let watcher = watch_dirs(&signals, &dirs).inspect_err(|error| {
+        tracing::warn!(%error, "watching definitions for file system events failed; polling them every {POLL_INTERVAL:?}");
     });
     let library = Arc::downgrade(library);
-    let body = move || follow(&library, &told, watcher.ok());
+    let body = move || run_watch_loop(&library, &received, watcher.ok());
     if let Err(error) = std::thread::Builder::new()
         .name("oubliette-home".into())
         .spawn(body)
     {
-        tracing::error!(%error, "no thread to watch definitions: hand edits are seen at the next start");
+        tracing::error!(%error, "starting the thread that watches definitions failed; edits to their files are seen at the next start");
     }
-    Stop(tell)
+    WatchGuard(signals)
 }
 
-fn watch(tell: &Sender<Wake>, dirs: &[PathBuf]) -> notify::Result<RecommendedWatcher> {
-    let tell = tell.clone();
+fn watch_dirs(signals: &Sender<WatchSignal>, dirs: &[PathBuf]) -> notify::Result<RecommendedWatcher> {
+    let signals = signals.clone();
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-        if event.map_or(true, |event| matters(&event.kind)) {
-            let _ = tell.send(Wake::Edit);
+        if event.map_or(true, |event| is_edit(&event.kind)) {
+            let _ = signals.send(WatchSignal::Edit);
         }
     })?;
     for dir in dirs {
@@ -71,8 +72,8 @@ fn watch(tell: &Sender<Wake>, dirs: &[PathBuf]) -> notify::Result<RecommendedWat
     Ok(watcher)
 }
 
-/// Reading is no edit; without this, each look at the files would cause the next one.
-fn matters(kind: &EventKind) -> bool {
+/// Whether an event may be an edit. Reads are not: otherwise each scan of the files would cause the next.
+fn is_edit(kind: &EventKind) -> bool {
     match kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
         EventKind::Access(_) => false,
@@ -80,23 +81,31 @@ fn matters(kind: &EventKind) -> bool {
     }
 }
 
-fn follow(library: &Weak<Library>, told: &Receiver<Wake>, watcher: Option<RecommendedWatcher>) {
-    let rest = if watcher.is_some() { SAFETY } else { POLL };
+fn run_watch_loop(
+    library: &Weak<DefinitionLibrary>,
+    received: &Receiver<WatchSignal>,
+    watcher: Option<RecommendedWatcher>,
+) {
+    let interval = if watcher.is_some() {
+        RESCAN_INTERVAL
+    } else {
+        POLL_INTERVAL
+    };
     loop {
-        match told.recv_timeout(rest) {
-            Ok(Wake::Edit) => {
-                let latest = Instant::now() + LATEST;
+        match received.recv_timeout(interval) {
+            Ok(WatchSignal::Edit) => {
+                let latest = Instant::now() + MAX_DEBOUNCE;
                 loop {
                     let left = latest.saturating_duration_since(Instant::now());
-                    match told.recv_timeout(QUIET.min(left)) {
-                        Ok(Wake::Edit) if !left.is_zero() => {}
-                        Ok(Wake::Edit) | Err(RecvTimeoutError::Timeout) => break,
-                        Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                    match received.recv_timeout(DEBOUNCE.min(left)) {
+                        Ok(WatchSignal::Edit) if !left.is_zero() => {}
+                        Ok(WatchSignal::Edit) | Err(RecvTimeoutError::Timeout) => break,
+                        Ok(WatchSignal::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                     }
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            Ok(WatchSignal::Stop) | Err(RecvTimeoutError::Disconnected) => return,
         }
         match library.upgrade() {
             Some(library) => library.reload(),
@@ -108,29 +117,29 @@ fn follow(library: &Weak<Library>, told: &Receiver<Wake>, watcher: Option<Recomm
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Home;
+    use crate::HomeDir;
 
     #[test]
-    fn reading_is_no_edit() {
+    fn reading_is_not_an_edit() {
         use notify::event::{CreateKind, ModifyKind, RemoveKind};
-        assert!(!matters(&EventKind::Access(AccessKind::Open(AccessMode::Any))));
-        assert!(!matters(&EventKind::Access(AccessKind::Close(AccessMode::Read))));
-        assert!(matters(&EventKind::Access(AccessKind::Close(AccessMode::Write))));
-        assert!(matters(&EventKind::Create(CreateKind::File)));
-        assert!(matters(&EventKind::Modify(ModifyKind::Any)));
-        assert!(matters(&EventKind::Remove(RemoveKind::Folder)));
+        assert!(!is_edit(&EventKind::Access(AccessKind::Open(AccessMode::Any))));
+        assert!(!is_edit(&EventKind::Access(AccessKind::Close(AccessMode::Read))));
+        assert!(is_edit(&EventKind::Access(AccessKind::Close(AccessMode::Write))));
+        assert!(is_edit(&EventKind::Create(CreateKind::File)));
+        assert!(is_edit(&EventKind::Modify(ModifyKind::Any)));
+        assert!(is_edit(&EventKind::Remove(RemoveKind::Folder)));
     }
 
     #[tokio::test]
-    async fn without_events_edits_are_seen_by_looking() {
+    async fn without_events_edits_are_found_by_polling() {
         let dir = tempfile::tempdir().unwrap();
-        let home = Home::at(dir.path()).unwrap();
-        let library = Library::open(&home).unwrap();
-        // As on a host that gives no events.
+        let home = HomeDir::at(dir.path()).unwrap();
+        let library = DefinitionLibrary::open(&home).unwrap();
+        // As on a host that supports no events.
         *library.watcher.lock() = None;
-        let (_tell, told) = channel();
+        let (_signals, received) = channel();
         let weak = Arc::downgrade(&library);
-        let looking = std::thread::spawn(move || follow(&weak, &told, None));
+        let polling = std::thread::spawn(move || run_watch_loop(&weak, &received, None));
         let mut changes = library.changes();
         changes.mark_unchanged();
         std::fs::create_dir(home.agents_dir().join("a")).unwrap();
@@ -143,6 +152,6 @@ mod tests {
             changes.changed().await.unwrap();
         }
         drop((library, changes));
-        looking.join().unwrap();
+        polling.join().unwrap();
     }
 }

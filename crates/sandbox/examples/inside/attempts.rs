@@ -1,11 +1,11 @@
-//! Attempts to get out.
+//! Escape attempts.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-fn tell(name: &str, result: io::Result<()>) {
+fn print_result(name: &str, result: io::Result<()>) {
     match result {
         Ok(()) => println!("{name}: ok"),
         Err(error) => println!("{name}: {}", error.raw_os_error().map_or("other".into(), errno)),
@@ -38,7 +38,7 @@ fn call(name: &str, number: libc::c_long, args: [usize; 5]) {
     // SAFETY: every call here is either refused or given arguments (null, bad descriptors, empty sizes)
     // with which it cannot touch this process's memory.
     let result = unsafe { libc::syscall(number, a, b, c, d, e) };
-    tell(
+    print_result(
         name,
         if result < 0 {
             Err(io::Error::last_os_error())
@@ -52,25 +52,27 @@ pub(crate) fn run(command: &str, args: &[String]) -> bool {
     match command {
         "read" => args
             .iter()
-            .for_each(|path| tell(path, std::fs::read(path).map(drop))),
+            .for_each(|path| print_result(path, std::fs::read(path).map(drop))),
         "list" => args
             .iter()
-            .for_each(|path| tell(path, std::fs::read_dir(path).map(drop))),
-        // Opening is the attempt; nothing is written, in case it works.
+            .for_each(|path| print_result(path, std::fs::read_dir(path).map(drop))),
+        // Only opens the file and writes nothing, in case it succeeds.
         "open-to-write" => args
             .iter()
-            .for_each(|path| tell(path, OpenOptions::new().write(true).open(path).map(drop))),
+            .for_each(|path| print_result(path, OpenOptions::new().write(true).open(path).map(drop))),
         "create" => args
             .iter()
-            .for_each(|path| tell(path, File::create(path).map(drop))),
+            .for_each(|path| print_result(path, File::create(path).map(drop))),
         "connect" => args
             .iter()
-            .for_each(|to| tell(to, TcpStream::connect(to.as_str()).map(drop))),
+            .for_each(|to| print_result(to, TcpStream::connect(to.as_str()).map(drop))),
         "connect-unix" => args
             .iter()
-            .for_each(|to| tell(to, UnixStream::connect(to).map(drop))),
-        "connect-abstract" => args.iter().for_each(|name| tell(name, connect_abstract(name))),
-        "signal" => args.iter().for_each(|pid| tell(pid, signal(pid))),
+            .for_each(|to| print_result(to, UnixStream::connect(to).map(drop))),
+        "connect-abstract" => args
+            .iter()
+            .for_each(|name| print_result(name, connect_abstract(name))),
+        "signal" => args.iter().for_each(|pid| print_result(pid, signal(pid))),
         "mounts" => mounts(),
         "processes" => processes(),
         "namespaces" => namespaces(),
@@ -92,7 +94,7 @@ fn connect_abstract(name: &str) -> io::Result<()> {
 #[allow(unsafe_code)]
 fn signal(pid: &str) -> io::Result<()> {
     let pid = pid.parse().map_err(io::Error::other)?;
-    // SAFETY: signal 0 only asks.
+    // SAFETY: signal 0 only checks whether the process may be signalled.
     if unsafe { libc::kill(pid, 0) } == 0 {
         Ok(())
     } else {
@@ -151,8 +153,8 @@ fn processes() {
     call("process_vm_readv", libc::SYS_process_vm_readv, [1, 0, 0, 0, 0]);
     call("process_vm_writev", libc::SYS_process_vm_writev, [1, 0, 0, 0, 0]);
     call("pidfd_getfd", libc::SYS_pidfd_getfd, [0; 5]);
-    tell("memory of pid 1", File::open("/proc/1/mem").map(drop));
-    tell("environment of pid 1", std::fs::read("/proc/1/environ").map(drop));
+    print_result("memory of pid 1", File::open("/proc/1/mem").map(drop));
+    print_result("environment of pid 1", std::fs::read("/proc/1/environ").map(drop));
 }
 
 fn namespaces() {
@@ -240,7 +242,7 @@ fn kernel() {
     call("x32 getpid", 0x4000_0000 + libc::SYS_getpid, [0; 5]);
 }
 
-/// Forks children that wait, until it may not any more.
+/// Forks waiting children until a fork fails.
 #[allow(unsafe_code)]
 fn fork() {
     for count in 0..4000 {
@@ -261,7 +263,7 @@ fn fork() {
     println!("4000 and no end");
 }
 
-/// Takes MiB of memory and uses it.
+/// Allocates and writes this many MiB of memory.
 fn allocate(args: &[String]) {
     let megabytes: usize = args.first().and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut held: Vec<Vec<u8>> = Vec::new();

@@ -1,15 +1,17 @@
-//! A server, as far as a sandbox can tell: something that holds one, to be killed by a test.
+//! A stand-in for the server: a process that holds a running sandbox until a test kills it.
 
 use std::path::PathBuf;
 
-use oubliette_sandbox::{Host, Level, Local, LocalConfig, Sandbox, Spec};
+use oubliette_sandbox::{
+    HostDriver, IsolationLevel, LocalDriver, LocalDriverConfig, SandboxDriver, SandboxSpec,
+};
 use tokio::io::AsyncReadExt;
 
 pub(crate) fn run(command: &str, args: &[String]) -> bool {
     let minimum = match command {
-        "hold-namespaces" => Level::Namespaces,
-        "hold-landlock" => Level::Landlock,
-        "hold-host" => Level::None,
+        "hold-namespaces" => IsolationLevel::Namespaces,
+        "hold-landlock" => IsolationLevel::Landlock,
+        "hold-host" => IsolationLevel::None,
         _ => return false,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -21,15 +23,15 @@ pub(crate) fn run(command: &str, args: &[String]) -> bool {
     true
 }
 
-/// Holds a sandbox with a process and a daemon in it, both with `mark` among their arguments.
-async fn hold(level: Level, run_dir: PathBuf, mark: &str) {
+/// Holds a sandbox in which a program and a daemon run, both with `mark` among their arguments.
+async fn hold(level: IsolationLevel, run_dir: PathBuf, mark: &str) {
     let client = std::env::current_exe().expect("our own program");
-    let sandbox: Box<dyn Sandbox> = match level {
-        Level::None => Box::new(Host::new(client)),
-        Level::Namespaces | Level::Landlock => {
-            let bwrap = (level == Level::Landlock).then(|| PathBuf::from("/nonexistent/bwrap"));
+    let sandbox: Box<dyn SandboxDriver> = match level {
+        IsolationLevel::None => Box::new(HostDriver::new(client)),
+        IsolationLevel::Namespaces | IsolationLevel::Landlock => {
+            let bwrap = (level == IsolationLevel::Landlock).then(|| PathBuf::from("/nonexistent/bwrap"));
             Box::new(
-                Local::new(LocalConfig {
+                LocalDriver::new(LocalDriverConfig {
                     client,
                     minimum: level,
                     bwrap,
@@ -42,7 +44,7 @@ async fn hold(level: Level, run_dir: PathBuf, mark: &str) {
     };
     let client = oubliette_sandbox::spec::CLIENT;
     let mut running = sandbox
-        .spawn(Spec::new("held", [client, "daemon", "and-stay", mark]))
+        .spawn(SandboxSpec::new("held", [client, "daemon", "and-stay", mark]))
         .await
         .expect("a sandbox");
     let mut said = [0; 11];

@@ -1,8 +1,8 @@
-//! What this crate's tests run inside sandboxes: the inner stage itself (users get it as part of
-//! `oubliette-client`), attempts to get out, and ordinary work.
+//! The program that this crate's tests run inside sandboxes. It contains the inner stage (users get that as part of
+//! `oubliette-client`), escape attempts, and ordinary work.
 //!
-//! An attempt prints one line, `name: ok` or `name: <errno's name>`, for each thing it tries. It judges nothing: the
-//! tests do.
+//! An escape attempt prints one line, `name: ok` or `name: <errno's name>`, for each thing it tries; the tests decide
+//! which result is right.
 
 #![allow(clippy::disallowed_methods, clippy::zombie_processes)]
 

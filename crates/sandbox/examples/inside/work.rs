@@ -1,4 +1,4 @@
-//! Ordinary work.
+//! Ordinary work: printing the environment, echoing, waiting, leaving a daemon behind, filling a disk.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ pub(crate) fn run(command: &str, args: &[String]) -> bool {
     true
 }
 
-/// Sends a word to a TCP port, prints what comes back until the end.
+/// Sends a word to a TCP port and prints everything that comes back.
 fn ask(address: &str, word: &str) {
     let answer = TcpStream::connect(address).and_then(|mut stream| {
         stream.write_all(word.as_bytes())?;
@@ -31,7 +31,7 @@ fn ask(address: &str, word: &str) {
     println!("{answer:?}");
 }
 
-/// Says so, and waits for ever.
+/// Prints `waiting` and waits for ever.
 fn wait() {
     println!("waiting");
     loop {
@@ -39,7 +39,7 @@ fn wait() {
     }
 }
 
-/// Leaves a process behind that has left parent, session and pipes.
+/// Starts a daemon: a process with a session of its own and without this one's pipes.
 #[allow(unsafe_code)]
 fn daemon(args: &[String]) {
     let Ok(program) = std::env::current_exe() else {
@@ -62,7 +62,7 @@ fn daemon(args: &[String]) {
         });
     }
     let mut child = command.spawn().expect("a daemon");
-    // It runs when it has said so.
+    // It runs once it has printed `waiting`.
     let mut said = [0; 7];
     child
         .stdout
@@ -76,7 +76,7 @@ fn daemon(args: &[String]) {
     }
 }
 
-/// Writes files of 1 MiB until it cannot.
+/// Writes files of 1 MiB until a write fails.
 fn fill(directory: &str) {
     for number in 0.. {
         if let Err(error) = std::fs::write(format!("{directory}/{number}"), vec![1; 1 << 20]) {

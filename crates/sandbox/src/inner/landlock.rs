@@ -1,4 +1,4 @@
-//! Files: what is not listed cannot be opened.
+//! Landlock: files that are not listed cannot be opened.
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
@@ -6,38 +6,38 @@ use landlock::{
 };
 use std::path::PathBuf;
 
-use super::Stop;
-use crate::wire::Confine;
+use super::StageError;
+use crate::control_protocol::Confinement;
 
-/// The newest version whose rights are used; older kernels get what they know.
+/// The newest Landlock ABI whose access rights are used; older kernels get those they support.
 const NEWEST: ABI = ABI::V6;
 
-/// The kernel's version of Landlock, 0 for none.
+/// The kernel's Landlock ABI version; 0 if it has none.
 #[allow(unsafe_code)]
 pub(crate) fn abi() -> i32 {
     const VERSION: u32 = 1;
     let none = std::ptr::null::<libc::c_void>();
-    // SAFETY: with a null attribute, size 0 and this flag the call only answers a number.
+    // SAFETY: with a null attribute, size 0 and this flag the call only returns a number.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, VERSION) };
     i32::try_from(version).unwrap_or(0).max(0)
 }
 
-/// Shuts the files, for this process and all it starts.
-pub(super) fn restrict(confine: &Confine) -> Result<i32, Stop> {
+/// Restricts file access for this process and all it starts. Returns the Landlock ABI version.
+pub(super) fn restrict(confine: &Confinement) -> Result<i32, StageError> {
     let abi = abi();
     if abi == 0 && !confine.landlock_required {
         return Ok(0);
     }
-    let status = rules(confine).map_err(|error| Stop::at("Landlock", error))?;
+    let status = apply_ruleset(confine).map_err(|error| StageError::at("Landlock", error))?;
     if confine.landlock_required && status == RulesetStatus::NotEnforced {
-        return Err(Stop::Failed(
+        return Err(StageError::Failed(
             "Landlock does not work here, and there is no other wall".into(),
         ));
     }
     Ok(abi)
 }
 
-fn rules(confine: &Confine) -> Result<RulesetStatus, RulesetError> {
+fn apply_ruleset(confine: &Confinement) -> Result<RulesetStatus, RulesetError> {
     let all = AccessFs::from_all(NEWEST);
     let read = AccessFs::from_read(NEWEST);
     let device = AccessFs::ReadFile
@@ -48,8 +48,8 @@ fn rules(confine: &Confine) -> Result<RulesetStatus, RulesetError> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)?
-        // Abstract sockets belong to the network namespace, and with the host's network that is no wall;
-        // signals, to the pid namespace, likewise.
+        // Landlock also separates abstract sockets and signals: the network namespace does not when it is the
+        // host's, nor does the pid namespace when there is none.
         .scope(Scope::from_all(NEWEST))?
         .create()?;
     let lists: [(&[PathBuf], BitFlags<AccessFs>); 4] = [
@@ -60,7 +60,7 @@ fn rules(confine: &Confine) -> Result<RulesetStatus, RulesetError> {
     ];
     for (paths, access) in lists {
         for path in paths {
-            // What is not there needs no rule.
+            // A path that does not exist needs no rule.
             let Ok(fd) = PathFd::new(path) else { continue };
             let access = if path.is_dir() {
                 access
@@ -73,9 +73,9 @@ fn rules(confine: &Confine) -> Result<RulesetStatus, RulesetError> {
     Ok(ruleset.restrict_self()?.ruleset)
 }
 
-/// Lets the payload signal only its own descendants: where there is no pid namespace, it must not be able
-/// to kill the inner stage, which ends it. To be called in the payload's process.
-pub(super) fn keep_signals_in() -> Result<(), RulesetError> {
+/// Lets the payload signal only its own descendants: without a pid namespace, it could otherwise kill the inner
+/// stage, which has to end it. Must be called in the payload's process.
+pub(super) fn confine_signals() -> Result<(), RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .scope(Scope::Signal)?

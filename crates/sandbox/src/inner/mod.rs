@@ -1,172 +1,179 @@
 //! The inner stage: the first process of every sandbox, started as `oubliette-client sandbox-init`.
 //!
-//! It puts up the inner walls, starts the payload, and then does what pid 1 has to do: carry connections,
-//! pass on signals, reap, and, when the payload ends, take everything else with it. It has one thread, no
-//! runtime, and allocates little: it is on the way of every start.
+//! It restricts itself with Landlock and seccomp, starts the payload, and then does the work of pid 1: it forwards
+//! connections and signals, reaps processes and, when the payload ends, ends everything else. It has one thread, no
+//! async runtime, and allocates little, because every start of a sandbox waits for it.
 //!
-//! - [`walls`]: rlimits, capabilities, and the order in which everything is shut.
-//! - [`landlock`], [`seccomp`]: files; system calls.
-//! - [`payload`]: starting the program.
-//! - [`forward`]: `127.0.0.1:port` to a Unix socket.
-//! - [`tend`]: the loop.
-//! - [`family`]: finding descendants where no pid namespace does it.
+//! - [`restrictions`]: rlimits, capabilities, and the order in which all restrictions are applied.
+//! - [`landlock`]: restricts files. [`seccomp`]: restricts system calls.
+//! - [`payload`]: starts the program.
+//! - [`forward`]: forwards `127.0.0.1:port` to a Unix socket.
+//! - [`init_loop`]: the main loop of pid 1.
+//! - [`descendants`]: kills all descendants where there is no pid namespace.
 
-mod family;
+mod descendants;
 mod forward;
+mod init_loop;
 mod landlock;
 mod payload;
+mod restrictions;
 mod seccomp;
-mod tend;
-mod walls;
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use crate::wire::{CONTROL, News, Order};
+use crate::control_protocol::{CONTROL_FD, InnerStageReport, LaunchOrder};
 
 #[cfg(feature = "driver")]
-pub(crate) use {family::parent as parent_of, landlock::abi as landlock_abi};
+pub(crate) use {descendants::parent_pid as parent_of, landlock::abi as landlock_abi};
 
-/// Exit code when the inner stage itself failed; the reason went to the server.
-const FAILED: i32 = 125;
-/// Exit code when it was not the server who called.
-const NOT_CALLED: i32 = 2;
-/// No order is longer.
-const LONGEST: u32 = 64 << 20;
+/// Exit code when the inner stage itself failed; the reason is reported to the server.
+const EXIT_FAILED: i32 = 125;
+/// Exit code when it was not started by the server.
+const EXIT_MISUSE: i32 = 2;
+/// Maximum size of a launch order.
+const MAX_ORDER_BYTES: u32 = 64 << 20;
 
-/// Runs the inner stage. `args` are those after `sandbox-init`; there are none: the order comes through
-/// file descriptor 3, which only the server can have set up.
-// The exit code is pid 1's last word, and there is nothing left to be dropped: what the payload left behind
-// has been ended by then.
+/// Runs the inner stage. `args` are those after `sandbox-init` and must be empty: the launch order comes through
+/// file descriptor 3, which only the server sets up.
+// `process::exit` is needed to return the payload's exit code; nothing is left to be dropped, and the payload's
+// processes have been killed by then.
 #[allow(clippy::disallowed_methods)]
 pub fn main(args: impl Iterator<Item = OsString>) -> ! {
     let code = if args.count() > 0 {
-        not_called()
+        report_misuse()
     } else {
-        control().map_or_else(not_called, run)
+        take_control_socket().map_or_else(report_misuse, run)
     };
     std::process::exit(code)
 }
 
-fn not_called() -> i32 {
+fn report_misuse() -> i32 {
     eprintln!("sandbox-init is started by the Oubliette server; there is no other use for it");
-    NOT_CALLED
+    EXIT_MISUSE
 }
 
-/// Takes file descriptor 3, if it is a socket, out of reach of the payload.
+/// Takes ownership of file descriptor 3, if it is a stream socket, and marks it close-on-exec so that the payload
+/// does not inherit it.
 #[allow(unsafe_code)]
-fn control() -> Option<Control> {
+fn take_control_socket() -> Option<ControlSocket> {
     use std::os::fd::{BorrowedFd, FromRawFd};
-    // SAFETY: the borrow ends with this block; a number that is not open makes the calls fail, which is
-    // the question asked.
-    let socket = unsafe { BorrowedFd::borrow_raw(CONTROL) };
+    // SAFETY: the borrow is not used after ownership is taken below; if the descriptor is not open, the calls
+    // on it fail, and that is handled.
+    let socket = unsafe { BorrowedFd::borrow_raw(CONTROL_FD) };
     let kind = rustix::net::sockopt::socket_type(socket).ok()?;
     if kind != rustix::net::SocketType::STREAM {
         return None;
     }
     rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::CLOEXEC).ok()?;
-    // SAFETY: it is open, and nothing else in this process knows of it: main has only begun.
-    let socket = unsafe { OwnedFd::from_raw_fd(CONTROL) };
-    // Whatever else was inherited is not ours and not the payload's.
+    // SAFETY: it is open, and nothing else in this process owns it: main has only begun.
+    let socket = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
+    // Closes every other inherited descriptor, so that the payload does not get it.
     // SAFETY: nothing has been opened yet above the standard three and the one just taken.
-    unsafe { libc::syscall(libc::SYS_close_range, CONTROL + 1, u32::MAX, 0) };
-    Some(Control {
+    unsafe { libc::syscall(libc::SYS_close_range, CONTROL_FD + 1, u32::MAX, 0) };
+    Some(ControlSocket {
         socket: UnixStream::from(socket),
     })
 }
 
-/// The socket to the server.
-struct Control {
+/// The control socket to the server.
+struct ControlSocket {
     socket: UnixStream,
 }
 
-impl Control {
-    fn order(&mut self) -> Result<Order, Stop> {
+impl ControlSocket {
+    /// Reads the launch order.
+    fn read_order(&mut self) -> Result<LaunchOrder, StageError> {
         let mut length = [0; 4];
-        self.socket.read_exact(&mut length).map_err(Stop::gone)?;
+        self.socket
+            .read_exact(&mut length)
+            .map_err(StageError::server_gone)?;
         let length = u32::from_le_bytes(length);
-        if length > LONGEST {
-            return Err(Stop::Failed("the order is too long".into()));
+        if length > MAX_ORDER_BYTES {
+            return Err(StageError::Failed("the order is too long".into()));
         }
         let mut json = vec![0; length as usize];
-        self.socket.read_exact(&mut json).map_err(Stop::gone)?;
+        self.socket
+            .read_exact(&mut json)
+            .map_err(StageError::server_gone)?;
         serde_json::from_slice(&json)
-            .map_err(|error| Stop::Failed(format!("the order is unreadable: {error}")))
+            .map_err(|error| StageError::Failed(format!("the order is unreadable: {error}")))
     }
 
-    /// Tells the server. If it is gone, the loop finds out.
-    fn tell(&mut self, news: &News) {
-        if let Ok(mut line) = serde_json::to_vec(news) {
+    /// Sends a report to the server. If the server is gone, the main loop notices that.
+    fn report(&mut self, report: &InnerStageReport) {
+        if let Ok(mut line) = serde_json::to_vec(report) {
             line.push(b'\n');
             let _ = self.socket.write_all(&line);
         }
     }
 }
 
-impl AsFd for Control {
+impl AsFd for ControlSocket {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Why nothing runs.
-enum Stop {
-    /// The server has gone.
-    Gone,
-    /// The program itself cannot be executed.
+/// Why the inner stage stops without running the payload.
+enum StageError {
+    /// The server closed the control socket.
+    ServerGone,
+    /// The program cannot be executed.
     NoProgram(String),
-    /// A step failed.
+    /// A step of the setup failed.
     Failed(String),
 }
 
-impl Stop {
-    fn gone(_: std::io::Error) -> Self {
-        Stop::Gone
+impl StageError {
+    fn server_gone(_: std::io::Error) -> Self {
+        StageError::ServerGone
     }
 
     fn at(step: &str, cause: impl std::fmt::Display) -> Self {
-        Stop::Failed(format!("{step}: {cause}"))
+        StageError::Failed(format!("{step}: {cause}"))
     }
 }
 
-fn run(mut control: Control) -> i32 {
-    match stages(&mut control) {
+fn run(mut control: ControlSocket) -> i32 {
+    match set_up_and_run(&mut control) {
         Ok(code) => code,
-        Err(Stop::Gone) => FAILED,
-        Err(Stop::NoProgram(reason)) => {
-            control.tell(&News::NoProgram { reason });
-            FAILED
+        Err(StageError::ServerGone) => EXIT_FAILED,
+        Err(StageError::NoProgram(reason)) => {
+            control.report(&InnerStageReport::NoProgram { reason });
+            EXIT_FAILED
         }
-        Err(Stop::Failed(reason)) => {
-            control.tell(&News::Failed { reason });
-            FAILED
+        Err(StageError::Failed(reason)) => {
+            control.report(&InnerStageReport::Failed { reason });
+            EXIT_FAILED
         }
     }
 }
 
-fn stages(control: &mut Control) -> Result<i32, Stop> {
-    let order = control.order()?;
-    // Signals are caught before there is anyone to send them, and children before there are any.
-    let signals = tend::Signals::catch().map_err(|error| Stop::at("signals", error))?;
-    // Listening comes before the payload, which may connect with its first breath; and before the walls,
-    // since at some levels no inet socket can be made behind them.
-    let forwards = forward::Forwards::listen(&order.forwards, order.guests)?;
-    walls::protect_self(order.family).map_err(|error| Stop::at("protecting pid 1", error))?;
-    let landlock = walls::put_up(&order)?;
-    control.tell(&News::Ready { landlock });
+/// The steps of the inner stage, in order. Returns the exit code.
+fn set_up_and_run(control: &mut ControlSocket) -> Result<i32, StageError> {
+    let order = control.read_order()?;
+    // Signals are blocked first, so that neither one from outside nor the SIGCHLD of a child can be missed.
+    let signals = init_loop::SignalFd::open().map_err(|error| StageError::at("signals", error))?;
+    // Listening comes before the payload, which may connect as soon as it starts; and before the restrictions,
+    // which forbid inet sockets at some levels.
+    let forwards = forward::PortForwarder::listen(&order.forwards, order.allowed_peers)?;
+    restrictions::protect_self(order.cleanup).map_err(|error| StageError::at("protecting pid 1", error))?;
+    let landlock = restrictions::apply(&order)?;
+    control.report(&InnerStageReport::Ready { landlock });
     let payload = payload::start(&order)?;
-    control.tell(&News::Started);
-    let family = order.family;
-    // Secrets are no longer needed here.
+    control.report(&InnerStageReport::Started);
+    let cleanup = order.cleanup;
+    // It holds secrets and is not needed any more.
     drop(order);
-    Ok(tend::Tend {
+    Ok(init_loop::InitLoop {
         control,
         signals,
         forwards,
         payload,
-        family,
+        cleanup,
     }
-    .until_the_end())
+    .run())
 }

@@ -6,23 +6,23 @@ use std::process::Command;
 
 use rustix::process::Pid;
 
-use super::{Stop, landlock};
-use crate::wire::{Family, Order};
+use super::{StageError, landlock};
+use crate::control_protocol::{DescendantCleanup, LaunchOrder};
 
-/// Starts it, in a session of its own, with the order's environment and no other.
+/// Starts the program in a session of its own, with exactly the launch order's environment.
 #[allow(unsafe_code)]
-pub(super) fn start(order: &Order) -> Result<Pid, Stop> {
+pub(super) fn start(order: &LaunchOrder) -> Result<Pid, StageError> {
     let Some((program, arguments)) = order.argv.split_first() else {
-        return Err(Stop::Failed("there is no program to run".into()));
+        return Err(StageError::Failed("there is no program to run".into()));
     };
     if !order.cwd.is_dir() {
-        return Err(Stop::NoProgram(format!(
+        return Err(StageError::NoProgram(format!(
             "the working directory {} is not there",
             order.cwd.display()
         )));
     }
-    let family = order.family;
-    let signals_in = family == Family::Descendants && order.confine.is_some();
+    let cleanup = order.cleanup;
+    let confine_signals = cleanup == DescendantCleanup::Descendants && order.confine.is_some();
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -33,19 +33,21 @@ pub(super) fn start(order: &Order) -> Result<Pid, Stop> {
     unsafe {
         command.pre_exec(move || {
             rustix::process::setsid()?;
-            if family == Family::Descendants {
-                // Behind a pid namespace the kernel does this, for everyone inside.
+            if cleanup == DescendantCleanup::Descendants {
+                // In a pid namespace the kernel kills everything inside when pid 1 ends.
                 rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
             }
-            if signals_in {
-                landlock::keep_signals_in().map_err(io::Error::other)?;
+            if confine_signals {
+                landlock::confine_signals().map_err(io::Error::other)?;
             }
             unblock_signals()
         });
     }
-    let child = command.spawn().map_err(|error| Stop::NoProgram(reason(&error)))?;
-    // The loop reaps it with everyone else: `Child` would only be a second owner.
-    Pid::from_raw(child.id().cast_signed()).ok_or_else(|| Stop::Failed("the program has no pid".into()))
+    let child = command
+        .spawn()
+        .map_err(|error| StageError::NoProgram(reason(&error)))?;
+    // Only the pid is kept: the main loop reaps it together with all other children.
+    Pid::from_raw(child.id().cast_signed()).ok_or_else(|| StageError::Failed("the program has no pid".into()))
 }
 
 fn reason(error: &io::Error) -> String {
@@ -56,7 +58,8 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
-/// The loop's signals are blocked to be read; a program expects none to be.
+/// Unblocks all signals: the inner stage blocks those it reads from its signalfd, and programs expect none to be
+/// blocked.
 #[allow(unsafe_code)]
 fn unblock_signals() -> io::Result<()> {
     // SAFETY: the set is initialised by sigemptyset before it is read.

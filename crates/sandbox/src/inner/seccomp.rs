@@ -1,8 +1,8 @@
-//! System calls: what no agent, compiler or tool server needs, and exploits of the kernel do.
+//! Seccomp: denies system calls that no agent, compiler or tool server needs but kernel exploits use.
 //!
-//! A list of what is denied, not of what is allowed: programs nobody foresaw must run. Everything denied
-//! fails with EPERM, as it does for any user without privileges, so programs cope; calls that have an older
-//! fallback fail with ENOSYS, so programs take it.
+//! It is a list of denied calls, not of allowed ones, because programs nobody foresaw must run. A denied call
+//! fails with EPERM, as for any unprivileged user, which programs can handle; calls that have an older fallback
+//! fail with ENOSYS, so that programs use it.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch, sock_filter,
 };
 
-use super::Stop;
+use super::StageError;
 
-/// Denied whatever the arguments.
-const DENIED: &[libc::c_long] = &[
-    // The file system's shape.
+/// Calls that are denied whatever their arguments.
+const DENIED_CALLS: &[libc::c_long] = &[
+    // Mounts and other changes of the file system tree.
     libc::SYS_mount,
     libc::SYS_umount2,
     libc::SYS_pivot_root,
@@ -30,21 +30,21 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_quotactl,
     libc::SYS_swapon,
     libc::SYS_swapoff,
-    // Files by handle, past every directory on the way.
+    // Access to files by handle, which bypasses the permissions of directories.
     libc::SYS_name_to_handle_at,
     libc::SYS_open_by_handle_at,
     libc::SYS_fanotify_init,
     // Namespaces.
     libc::SYS_unshare,
     libc::SYS_setns,
-    // Other processes.
+    // Access to other processes.
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
     libc::SYS_process_madvise,
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
-    // The kernel itself.
+    // The kernel and its settings.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -59,7 +59,7 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_settimeofday,
     libc::SYS_clock_settime,
     libc::SYS_vhangup,
-    // Keys are not namespaced: they would be the host user's.
+    // Keyrings are not namespaced: they would be those of the host's user.
     libc::SYS_add_key,
     libc::SYS_request_key,
     libc::SYS_keyctl,
@@ -72,7 +72,7 @@ const DENIED: &[libc::c_long] = &[
 ];
 
 /// Every namespace flag of `clone`. (CLONE_NEWTIME has no bit there.)
-const NAMESPACES: [libc::c_int; 7] = [
+const NAMESPACE_FLAGS: [libc::c_int; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
     libc::CLONE_NEWUTS,
@@ -82,28 +82,29 @@ const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNET,
 ];
 
-/// Terminal calls that put words into another's mouth.
+/// Terminal ioctls that inject input into another process's terminal.
 const TIOCSTI: u64 = 0x5412;
 const TIOCLINUX: u64 = 0x541C;
-/// Asks for the personality without changing it.
-const PERSONALITY_ASK: u64 = 0xffff_ffff;
-/// The way to packets from before AF_PACKET.
+/// The argument with which `personality` only returns the current value.
+const PERSONALITY_QUERY: u64 = 0xffff_ffff;
+/// The obsolete socket type for raw packets, from before AF_PACKET.
 const SOCK_PACKET: libc::c_int = 10;
 const SOCKET_TYPE_MASK: u64 = 0xf;
 
-/// Shuts the system calls, for this process and all it starts.
-pub(super) fn filter(inet: bool) -> Result<(), Stop> {
-    let fallbacks = without_fallback_trouble();
-    let denied = denied(inet).map_err(|error| Stop::at("seccomp", error))?;
-    for program in [&fallbacks, &denied] {
-        seccompiler::apply_filter(program).map_err(|error| Stop::at("seccomp", error))?;
+/// Installs both filters, for this process and all it starts.
+pub(super) fn install_filters(inet: bool) -> Result<(), StageError> {
+    let enosys = enosys_filter();
+    let eperm = eperm_filter(inet).map_err(|error| StageError::at("seccomp", error))?;
+    for program in [&enosys, &eperm] {
+        seccompiler::apply_filter(program).map_err(|error| StageError::at("seccomp", error))?;
     }
     Ok(())
 }
 
-/// ENOSYS for `clone3`, whose flags a filter cannot see (the C library falls back to `clone`), for io_uring,
-/// whose operations a filter cannot see, and for the x32 calls, which go by other numbers.
-fn without_fallback_trouble() -> BpfProgram {
+/// The filter that returns ENOSYS for `clone3`, whose flags a filter cannot inspect (the C library falls back to
+/// `clone`), for io_uring, whose operations a filter cannot inspect, and for x32 calls, whose numbers differ from
+/// those denied.
+fn enosys_filter() -> BpfProgram {
     const LOAD_NUMBER: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
     const JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
     const JUMP_AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
@@ -121,7 +122,7 @@ fn without_fallback_trouble() -> BpfProgram {
         jf: 0,
         k: 0,
     }];
-    // Each test jumps over the tests that remain and the "allow" behind them.
+    // A match jumps over the remaining tests and the "allow" after them, to the ENOSYS at the end.
     let mut remaining = calls.len() as u8 + 1;
     program.push(sock_filter {
         code: JUMP_AT_LEAST,
@@ -154,11 +155,13 @@ fn without_fallback_trouble() -> BpfProgram {
     program
 }
 
-fn denied(inet: bool) -> Result<BpfProgram, seccompiler::BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|call| (*call, Vec::new())).collect();
-    rules.insert(libc::SYS_socket, sockets(inet)?);
+/// The filter that returns EPERM for denied calls and arguments.
+fn eperm_filter(inet: bool) -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        DENIED_CALLS.iter().map(|call| (*call, Vec::new())).collect();
+    rules.insert(libc::SYS_socket, socket_rules(inet)?);
     let mut clone = Vec::new();
-    for flag in NAMESPACES {
+    for flag in NAMESPACE_FLAGS {
         let flag = flag as u32 as u64;
         clone.push(rule([(0, Len::Qword, Op::MaskedEq(flag), flag)])?);
     }
@@ -167,7 +170,7 @@ fn denied(inet: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     rules.insert(libc::SYS_ioctl, ioctls.into_iter().collect::<Result<_, _>>()?);
     let personality = rule([
         (0, Len::Dword, Op::Ne, 0),
-        (0, Len::Dword, Op::Ne, PERSONALITY_ASK),
+        (0, Len::Dword, Op::Ne, PERSONALITY_QUERY),
     ])?;
     rules.insert(libc::SYS_personality, vec![personality]);
 
@@ -181,8 +184,8 @@ fn denied(inet: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     .try_into()
 }
 
-/// Unix sockets, TCP, UDP, and asking for routes; nothing else. Without `inet`, Unix sockets alone.
-fn sockets(inet: bool) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+/// Denies all sockets but Unix, TCP, UDP and NETLINK_ROUTE; without `inet`, all but Unix sockets.
+fn socket_rules(inet: bool) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let number = |value: libc::c_int| u64::from(value.unsigned_abs());
     let (unix, v4, v6, netlink) = (
         number(libc::AF_UNIX),

@@ -1,43 +1,43 @@
-//! A spec as bubblewrap's arguments.
+//! Translation of a spec into bubblewrap's arguments.
 //!
-//! They go through a file descriptor, not the command line: there is no limit on their length, and nobody
-//! reads them in `ps`. The environment is not among them at all.
+//! They are passed through a file descriptor, not on the command line: so their length is not limited, and they are
+//! not visible in `ps`. The environment is not among them.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::system::System;
+use super::host_system::HostSystemView;
+use crate::control_protocol::INIT_COMMAND;
 use crate::driver::SandboxError;
-use crate::launch::{ARGS, INFO};
-use crate::spec::{Access, CLIENT, HOME, Mount, Network, Spec, WORKSPACE};
-use crate::wire::COMMAND;
+use crate::launch::{BWRAP_ARGS_FD, BWRAP_INFO_FD};
+use crate::spec::{BindMount, CLIENT, HOME, MountAccess, SandboxNetwork, SandboxSpec, WORKSPACE};
 
-/// Sizes of the file systems that live in memory.
+/// Maximum sizes of tmpfs mounts: `/run`, and `/tmp` if memory is not limited.
 const RUN_BYTES: u64 = 16 << 20;
 const DEFAULT_TMP_MB: u64 = 1024;
 
-/// How user namespaces inside the sandbox are kept from being made: they lead to kernel code that nothing
-/// else reaches.
+/// How user namespaces are forbidden inside the sandbox. They are forbidden because they expose kernel code that
+/// is otherwise unreachable for unprivileged users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Further {
-    /// By a count of zero, and by the filter.
-    Forbidden,
-    /// By the filter alone: this bubblewrap knows no better.
-    Filtered,
+pub(super) enum NestedUserns {
+    /// By bubblewrap's `--disable-userns` (a maximum of zero user namespaces), and by seccomp.
+    Disabled,
+    /// By seccomp alone, because this bubblewrap does not support `--disable-userns`.
+    SeccompOnly,
 }
 
-/// The command line, the same for every sandbox.
+/// Bubblewrap's command line, the same for every sandbox.
 pub(super) fn command() -> Vec<CString> {
     let words = [
         "bwrap",
         "--args",
-        &ARGS.to_string(),
+        &BWRAP_ARGS_FD.to_string(),
         "--info-fd",
-        &INFO.to_string(),
+        &BWRAP_INFO_FD.to_string(),
         "--",
         CLIENT,
-        COMMAND,
+        INIT_COMMAND,
     ];
     // None of them holds a NUL byte.
     words
@@ -46,14 +46,14 @@ pub(super) fn command() -> Vec<CString> {
         .collect()
 }
 
-/// The arguments for [`ARGS`], each ended by NUL.
+/// The arguments to write to [`BWRAP_ARGS_FD`], each terminated by NUL.
 pub(super) fn arguments(
-    system: &System,
-    spec: &Spec,
+    system: &HostSystemView,
+    spec: &SandboxSpec,
     client: &Path,
-    further: Further,
+    nested_userns: NestedUserns,
 ) -> Result<Vec<u8>, SandboxError> {
-    let mut args = Args::default();
+    let mut args = BwrapArgs::default();
     args.flags(&[
         "--unshare-user",
         "--unshare-pid",
@@ -65,11 +65,11 @@ pub(super) fn arguments(
         "--as-pid-1",
         "--clearenv",
     ]);
-    match further {
-        Further::Forbidden => args.flags(&["--disable-userns"]),
-        Further::Filtered => {}
+    match nested_userns {
+        NestedUserns::Disabled => args.flags(&["--disable-userns"]),
+        NestedUserns::SeccompOnly => {}
     }
-    if spec.network == Network::None {
+    if spec.network == SandboxNetwork::None {
         args.flags(&["--unshare-net"]);
     }
     args.flags(&[
@@ -94,15 +94,14 @@ pub(super) fn arguments(
         let path = Path::new("/etc").join(name);
         args.bind("--ro-bind", &path, &path);
     }
-    if spec.network == Network::Host {
+    if spec.network == SandboxNetwork::Host {
         for path in ["/etc/resolv.conf", "/etc/hosts"].map(Path::new) {
             args.bind("--ro-bind-try", path, path);
         }
     }
 
-    // A server run by root gives its sandboxes the host's uid 0, if under another name and without a
-    // capability; and the kernel lets uid 0 write system settings by file mode alone. So /proc is
-    // read-only, whoever runs the server.
+    // In a sandbox of a server run by root, uid 1000 is the host's uid 0, though without capabilities, and the
+    // kernel lets uid 0 write /proc/sys by file mode alone. So /proc is read-only, whoever runs the server.
     args.flags(&["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"]);
     let tmp = spec
         .limits
@@ -122,38 +121,42 @@ pub(super) fn arguments(
     }
     for mount in mounts(system, spec, client)? {
         let how = match mount.access {
-            Access::ReadOnly => "--ro-bind",
-            Access::ReadWrite => "--bind",
+            MountAccess::ReadOnly => "--ro-bind",
+            MountAccess::ReadWrite => "--bind",
         };
         args.bind(how, &mount.host, &mount.inside);
     }
-    // Last, since every mount point is made in it.
+    // Last, because every mount point is created in it.
     args.flags(&["--remount-ro", "/dev", "--remount-ro", "/"]);
     args.finish()
 }
 
-/// Everything of the spec that is mounted, parents before what lies in them.
-fn mounts(system: &System, spec: &Spec, client: &Path) -> Result<Vec<Mount>, SandboxError> {
+/// All mounts of the spec, parents before their children.
+fn mounts(
+    system: &HostSystemView,
+    spec: &SandboxSpec,
+    client: &Path,
+) -> Result<Vec<BindMount>, SandboxError> {
     let mut mounts = spec.mounts.clone();
-    // A socket on a read-only mount can still be connected to; it cannot be replaced.
+    // A socket on a read-only mount can be connected to but not replaced.
     mounts.extend(
         spec.sockets
             .iter()
-            .map(|socket| Mount::read_only(&socket.host, &socket.inside)),
+            .map(|socket| BindMount::read_only(&socket.host, &socket.inside)),
     );
     if !mounts.iter().any(|mount| mount.inside == Path::new(CLIENT)) {
-        mounts.push(Mount::read_only(client, CLIENT));
+        mounts.push(BindMount::read_only(client, CLIENT));
     }
-    // Seen already.
+    // Those already visible through a system directory need no mount.
     mounts.retain(|mount| {
-        !(mount.access == Access::ReadOnly
+        !(mount.access == MountAccess::ReadOnly
             && mount.host == mount.inside
             && system.bound.iter().any(|bound| mount.inside.starts_with(bound)))
     });
     for mount in &mounts {
         if let Ok(name) = mount.inside.strip_prefix("/etc") {
             system
-                .etc_place(name, &mount.host)
+                .create_etc_mount_point(name, &mount.host)
                 .map_err(|error| SandboxError::setup("a place in /etc", error))?;
         }
     }
@@ -161,16 +164,18 @@ fn mounts(system: &System, spec: &Spec, client: &Path) -> Result<Vec<Mount>, San
     Ok(mounts)
 }
 
+/// Builds the NUL-separated arguments.
 #[derive(Default)]
-struct Args {
+struct BwrapArgs {
     bytes: Vec<u8>,
-    broken: Option<PathBuf>,
+    /// An argument that contains a NUL byte, which makes the whole invalid.
+    path_with_nul: Option<PathBuf>,
 }
 
-impl Args {
+impl BwrapArgs {
     fn word(&mut self, word: &OsStr) {
         if word.as_bytes().contains(&0) {
-            self.broken = Some(word.into());
+            self.path_with_nul = Some(word.into());
         }
         self.bytes.extend_from_slice(word.as_bytes());
         self.bytes.push(0);
@@ -191,7 +196,7 @@ impl Args {
     }
 
     fn finish(self) -> Result<Vec<u8>, SandboxError> {
-        match self.broken {
+        match self.path_with_nul {
             Some(path) => Err(SandboxError::Invalid(format!(
                 "the path {path:?} holds a NUL byte"
             ))),

@@ -1,10 +1,10 @@
-//! Limits for a whole tree, where the host lets us set them.
+//! Cgroups: resource limits for a whole process tree, where the host allows them.
 //!
-//! Version 2 needs a delegated subtree (systemd's `Delegate=yes`), version 1 needs write access to our own
-//! group, which in practice means root. Without either, the inner stage limits each process instead.
+//! Version 2 needs a delegated subtree (systemd's `Delegate=yes`), version 1 needs write access to our own group,
+//! which in practice means root. Without either, the inner stage limits each process instead.
 //!
-//! A group is named `oubliette-<scope>-<server's pid>-<number>`: the scope tells homes apart, the pid tells
-//! a dead server's leftovers from a living one's groups.
+//! A group is named `oubliette-<scope>-<server's pid>-<number>`: the scope distinguishes homes, the pid
+//! distinguishes a dead server's leftovers from a running one's groups.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,36 +13,36 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
-use crate::Limits;
+use crate::ResourceLimits;
 
-const MOUNT: &str = "/sys/fs/cgroup";
-const PERIOD_US: f64 = 100_000.0;
-/// Bubblewrap and the inner stage are in the group too.
+const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
+const CPU_PERIOD_US: f64 = 100_000.0;
+/// Bubblewrap and the inner stage are in the group too, so the process limit is raised by this many.
 const OUR_PROCESSES: u64 = 2;
 
-/// Where groups can be made: a directory for each controller (with version 2 it is always the same one).
+/// Where groups can be created: a directory for each controller (with version 2 the same for all).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Cgroups {
+pub(crate) struct CgroupHierarchies {
     scope: String,
-    version: Option<Version>,
+    version: Option<CgroupVersion>,
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Version {
+enum CgroupVersion {
     One,
     Two,
 }
 
-static NUMBER: AtomicU64 = AtomicU64::new(0);
+static NEXT_GROUP_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-impl Cgroups {
-    /// Looks for them, and removes what dead servers of this scope left behind.
+impl CgroupHierarchies {
+    /// Finds them, and removes groups that dead servers left behind.
     pub(crate) fn find(scope: &str) -> Self {
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let mut found = Self::find_in(Path::new(MOUNT), &own);
+        let mut found = Self::find_in(Path::new(CGROUP_MOUNT), &own);
         found.scope = scope.to_owned();
         found.remove_leftovers();
         found
@@ -56,66 +56,66 @@ impl Cgroups {
         }
     }
 
-    /// What can be limited: memory, processes, processors.
+    /// Whether memory, processes and processors can be limited.
     pub(crate) fn controllers(&self) -> (bool, bool, bool) {
         (self.memory.is_some(), self.pids.is_some(), self.cpu.is_some())
     }
 
-    /// `v1`, `v2` or nothing.
+    /// `v1` or `v2`; none if nothing can be limited.
     pub(crate) fn version(&self) -> Option<&'static str> {
         self.version.map(|version| match version {
-            Version::One => "v1",
-            Version::Two => "v2",
+            CgroupVersion::One => "v1",
+            CgroupVersion::Two => "v2",
         })
     }
 
-    /// A group with these limits, or none when nothing asked for can be limited here.
-    pub(crate) fn create(&self, limits: &Limits) -> io::Result<Option<Group>> {
+    /// Creates a group with these limits; none if none of them can be enforced here.
+    pub(crate) fn create(&self, limits: &ResourceLimits) -> io::Result<Option<SandboxCgroup>> {
         let Some(version) = self.version else {
             return Ok(None);
         };
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT_GROUP_NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("oubliette-{}-{}-{number}", self.scope, std::process::id());
-        let mut group = Group {
+        let mut group = SandboxCgroup {
             version,
             dirs: Vec::new(),
             memory: None,
             pids: false,
         };
         if let (Some(base), Some(mb)) = (&self.memory, limits.memory_mb) {
-            let dir = group.make(base, &name)?;
+            let dir = group.create_dir(base, &name)?;
             let bytes = mb.saturating_mul(1024 * 1024).to_string();
             match version {
-                Version::One => {
-                    set(&dir, "memory.limit_in_bytes", &bytes)?;
-                    // Absent without swap accounting.
-                    let _ = set(&dir, "memory.memsw.limit_in_bytes", &bytes);
+                CgroupVersion::One => {
+                    write_file(&dir, "memory.limit_in_bytes", &bytes)?;
+                    // Does not exist without swap accounting.
+                    let _ = write_file(&dir, "memory.memsw.limit_in_bytes", &bytes);
                 }
-                Version::Two => {
-                    set(&dir, "memory.max", &bytes)?;
-                    let _ = set(&dir, "memory.swap.max", "0");
+                CgroupVersion::Two => {
+                    write_file(&dir, "memory.max", &bytes)?;
+                    let _ = write_file(&dir, "memory.swap.max", "0");
                 }
             }
             group.memory = Some(dir);
         }
         if let (Some(base), Some(pids)) = (&self.pids, limits.pids) {
-            let dir = group.make(base, &name)?;
-            set(&dir, "pids.max", &pids.saturating_add(OUR_PROCESSES).to_string())?;
+            let dir = group.create_dir(base, &name)?;
+            write_file(&dir, "pids.max", &pids.saturating_add(OUR_PROCESSES).to_string())?;
             group.pids = true;
         }
         if let (Some(base), Some(cpus)) = (&self.cpu, limits.cpus) {
-            let dir = group.make(base, &name)?;
-            let quota = (cpus * PERIOD_US).max(1000.0) as u64;
+            let dir = group.create_dir(base, &name)?;
+            let quota = (cpus * CPU_PERIOD_US).max(1000.0) as u64;
             match version {
-                Version::One => set(&dir, "cpu.cfs_quota_us", &quota.to_string())?,
-                Version::Two => set(&dir, "cpu.max", &format!("{quota} {PERIOD_US}"))?,
+                CgroupVersion::One => write_file(&dir, "cpu.cfs_quota_us", &quota.to_string())?,
+                CgroupVersion::Two => write_file(&dir, "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?,
             }
         }
         Ok((!group.dirs.is_empty()).then_some(group))
     }
 
-    /// Removes groups of dead servers. Only those of this scope can hold survivors that are ours to kill;
-    /// empty ones can be anybody's.
+    /// Removes groups of dead servers. Surviving processes are killed only in groups of this scope; empty groups
+    /// are removed whatever their scope.
     fn remove_leftovers(&self) {
         let mut bases: Vec<&PathBuf> = [&self.memory, &self.pids, &self.cpu]
             .into_iter()
@@ -125,7 +125,7 @@ impl Cgroups {
         for base in bases {
             for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
                 let name = entry.file_name();
-                let Some((scope, server)) = name.to_str().and_then(owner) else {
+                let Some((scope, server)) = name.to_str().and_then(parse_group_name) else {
                     continue;
                 };
                 if rustix::process::test_kill_process(server) != Err(rustix::io::Errno::SRCH) {
@@ -140,25 +140,25 @@ impl Cgroups {
     }
 }
 
-/// Scope and server of a group, by its name.
-fn owner(name: &str) -> Option<(&str, Pid)> {
+/// The scope and the server's pid from a group's name.
+fn parse_group_name(name: &str) -> Option<(&str, Pid)> {
     let mut parts = name.strip_prefix("oubliette-")?.split('-');
     let (scope, server) = (parts.next()?, parts.next()?);
     parts.next()?;
     Some((scope, Pid::from_raw(server.parse().ok()?)?))
 }
 
-/// A group of one sandbox. Removed when dropped, if it is empty by then.
+/// The cgroup of one sandbox; a directory for each controller. Removed when dropped.
 #[derive(Debug)]
-pub(crate) struct Group {
-    version: Version,
+pub(crate) struct SandboxCgroup {
+    version: CgroupVersion,
     dirs: Vec<PathBuf>,
     memory: Option<PathBuf>,
     pids: bool,
 }
 
-impl Group {
-    fn make(&mut self, base: &Path, name: &str) -> io::Result<PathBuf> {
+impl SandboxCgroup {
+    fn create_dir(&mut self, base: &Path, name: &str) -> io::Result<PathBuf> {
         let dir = base.join(name);
         if !self.dirs.contains(&dir) {
             std::fs::create_dir(&dir)?;
@@ -167,27 +167,28 @@ impl Group {
         Ok(dir)
     }
 
-    /// Whether it limits memory, and processes.
+    /// Whether it limits memory, and whether it limits processes.
     pub(crate) fn limits(&self) -> (bool, bool) {
         (self.memory.is_some(), self.pids)
     }
 
-    /// Takes the calling thread into the group while `start` runs, so that what it starts is born there.
+    /// With version 1, moves the calling thread into the group while `start` runs, so that the process it starts
+    /// begins there.
     ///
-    /// Moving oneself, one thread, is the one move for which the kernel need not stop every fork and exec of
-    /// the host: microseconds instead of milliseconds. Version 2 does not let a thread stray from its
-    /// process, so there it is [`Group::add`] that does the work.
-    pub(crate) fn around<T>(&self, start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    /// A thread moving only itself is the one move for which the kernel need not block every fork and exec on the
+    /// host: it takes microseconds instead of milliseconds. With version 2 a thread cannot be in another group than
+    /// its process, so there [`SandboxCgroup::add`] moves the started process.
+    pub(crate) fn spawn_inside<T>(&self, start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         match self.version {
-            Version::Two => start(),
-            Version::One => {
-                let moved = self.dirs.iter().try_for_each(|dir| set(dir, "tasks", "0"));
+            CgroupVersion::Two => start(),
+            CgroupVersion::One => {
+                let moved = self.dirs.iter().try_for_each(|dir| write_file(dir, "tasks", "0"));
                 let started = moved.and_then(|()| start());
                 for above in self.dirs.iter().filter_map(|dir| dir.parent()) {
-                    // If that fails, the thread goes on in a group that allows it little, and the next
-                    // sandbox takes it out of there.
-                    if let Err(error) = set(above, "tasks", "0") {
-                        tracing::warn!(%error, "the starter thread could not leave a cgroup");
+                    // If that fails, the thread stays in this group, with its limits, until the next start moves
+                    // it into another.
+                    if let Err(error) = write_file(above, "tasks", "0") {
+                        tracing::warn!(%error, "moving the starter thread out of a cgroup failed");
                     }
                 }
                 started
@@ -195,23 +196,24 @@ impl Group {
         }
     }
 
-    /// Puts a process, and whatever it starts from now on, into it, if it was not born there.
+    /// Moves a process into the group, together with whatever it starts from now on; with version 1 it was
+    /// started there.
     pub(crate) fn add(&self, pid: Pid) -> io::Result<()> {
         match self.version {
-            Version::One => Ok(()),
-            Version::Two => {
+            CgroupVersion::One => Ok(()),
+            CgroupVersion::Two => {
                 let pid = pid.as_raw_pid().to_string();
                 self.dirs
                     .iter()
-                    .try_for_each(|dir| set(dir, "cgroup.procs", &pid))
+                    .try_for_each(|dir| write_file(dir, "cgroup.procs", &pid))
             }
         }
     }
 
-    /// Removes it, and says whether anything in it was killed for want of memory.
-    pub(crate) async fn end(mut self) -> bool {
+    /// Removes the group. Returns whether the kernel killed a process in it because of the memory limit.
+    pub(crate) async fn remove(mut self) -> bool {
         let oom = self.memory.as_deref().is_some_and(|dir| self.oom_kills(dir) > 0);
-        // The kernel lets go of a group a moment after its last process is reaped.
+        // The kernel refuses to remove a group for a moment after its last process is reaped.
         for _ in 0..50 {
             self.dirs.retain(|dir| {
                 std::fs::remove_dir(dir).is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
@@ -223,15 +225,15 @@ impl Group {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         if !self.dirs.is_empty() {
-            tracing::warn!(dirs = ?self.dirs, "a cgroup could not be removed");
+            tracing::warn!(dirs = ?self.dirs, "removing a cgroup failed");
         }
         oom
     }
 
     fn oom_kills(&self, dir: &Path) -> u64 {
         let file = match self.version {
-            Version::One => "memory.oom_control",
-            Version::Two => "memory.events",
+            CgroupVersion::One => "memory.oom_control",
+            CgroupVersion::Two => "memory.events",
         };
         let text = std::fs::read_to_string(dir.join(file)).unwrap_or_default();
         text.lines()
@@ -240,9 +242,10 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for SandboxCgroup {
     fn drop(&mut self) {
-        // Here only if the runtime shuts down or a start fails; what was killed takes a moment to go.
+        // Reached with directories left only if the runtime shuts down or a start fails; killed processes take
+        // a moment to end.
         for _ in 0..10 {
             self.dirs.retain(|dir| {
                 std::fs::remove_dir(dir).is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
@@ -256,7 +259,7 @@ impl Drop for Group {
     }
 }
 
-fn set(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+fn write_file(dir: &Path, file: &str, value: &str) -> io::Result<()> {
     let path = dir.join(file);
     std::fs::write(&path, value)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
@@ -277,8 +280,8 @@ fn writable(dir: &Path) -> bool {
         && rustix::fs::access(dir.join("cgroup.procs"), rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-/// Our own group for each controller, if we may make groups below it.
-fn version_one(mount: &Path, own: &str) -> Cgroups {
+/// With version 1: our own group for each controller, if we may create groups below it.
+fn version_one(mount: &Path, own: &str) -> CgroupHierarchies {
     let base = |controller: &str| {
         let path = own.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -295,20 +298,20 @@ fn version_one(mount: &Path, own: &str) -> Cgroups {
     };
     let (memory, pids, cpu) = (base("memory"), base("pids"), base("cpu"));
     let any = memory.is_some() || pids.is_some() || cpu.is_some();
-    Cgroups {
+    CgroupHierarchies {
         scope: String::new(),
-        version: any.then_some(Version::One),
+        version: any.then_some(CgroupVersion::One),
         memory,
         pids,
         cpu,
     }
 }
 
-/// The nearest group above us that is ours and hands controllers to its children; else our own, once we
-/// have moved into a group below it.
-fn version_two(mount: &Path, own: &str) -> Cgroups {
+/// With version 2: the nearest writable group above us that delegates controllers to its children; else our own,
+/// after we have moved into a new group below it.
+fn version_two(mount: &Path, own: &str) -> CgroupHierarchies {
     let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
-        return Cgroups::default();
+        return CgroupHierarchies::default();
     };
     let own = mount.join(path);
     let base = own
@@ -316,36 +319,37 @@ fn version_two(mount: &Path, own: &str) -> Cgroups {
         .skip(1)
         .take_while(|dir| dir.starts_with(mount) && writable(dir))
         .find(|dir| {
-            handed_down(dir)
+            delegated_controllers(dir)
                 .iter()
                 .any(|name| name == "memory" || name == "pids")
         })
         .map(Path::to_path_buf)
-        .or_else(|| hand_down(&own).ok());
+        .or_else(|| delegate_controllers(&own).ok());
     let Some(base) = base else {
-        return Cgroups::default();
+        return CgroupHierarchies::default();
     };
-    let names = handed_down(&base);
+    let names = delegated_controllers(&base);
     let has = |name: &str| names.iter().any(|other| other == name).then(|| base.clone());
     let (memory, pids, cpu) = (has("memory"), has("pids"), has("cpu"));
     let any = memory.is_some() || pids.is_some() || cpu.is_some();
-    Cgroups {
+    CgroupHierarchies {
         scope: String::new(),
-        version: any.then_some(Version::Two),
+        version: any.then_some(CgroupVersion::Two),
         memory,
         pids,
         cpu,
     }
 }
 
-fn handed_down(dir: &Path) -> Vec<String> {
+/// The controllers that a group delegates to its children.
+fn delegated_controllers(dir: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(dir.join("cgroup.subtree_control")).unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// A group that hands controllers down may hold no process itself: so we move into one below. Only if we
-/// are alone: other people's processes are not ours to move.
-fn hand_down(own: &Path) -> io::Result<PathBuf> {
+/// Makes our own group delegate controllers. Such a group may contain no process itself, so we move into a new group
+/// below it; but only if no other process is in it, because those are not ours to move.
+fn delegate_controllers(own: &Path) -> io::Result<PathBuf> {
     let procs = std::fs::read_to_string(own.join("cgroup.procs"))?;
     let me = std::process::id().to_string();
     if !writable(own) || procs.split_whitespace().any(|pid| pid != me) {
@@ -365,8 +369,8 @@ fn hand_down(own: &Path) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    set(&below, "cgroup.procs", &me)?;
-    set(own, "cgroup.subtree_control", &wanted.join(" "))?;
+    write_file(&below, "cgroup.procs", &me)?;
+    write_file(own, "cgroup.subtree_control", &wanted.join(" "))?;
     Ok(own.to_path_buf())
 }
 
@@ -375,22 +379,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_groups_name_tells_whose_it_is() {
+    fn a_group_name_contains_its_scope_and_server() {
         assert_eq!(
-            owner("oubliette-0a1b-42-7"),
+            parse_group_name("oubliette-0a1b-42-7"),
             Some(("0a1b", Pid::from_raw(42).unwrap()))
         );
-        assert_eq!(owner("oubliette-server"), None);
-        assert_eq!(owner("oubliette-0a1b-42"), None);
-        assert_eq!(owner("user.slice"), None);
+        assert_eq!(parse_group_name("oubliette-server"), None);
+        assert_eq!(parse_group_name("oubliette-0a1b-42"), None);
+        assert_eq!(parse_group_name("user.slice"), None);
     }
 
-    /// A group as the kernel shows it, as far as is looked at.
-    fn group(mount: &Path, path: &str, controllers: &str, handed_down: &str, procs: &str) {
+    /// Creates the files of a group that this module reads.
+    fn group(mount: &Path, path: &str, controllers: &str, delegated: &str, procs: &str) {
         let dir = mount.join(path);
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("cgroup.controllers"), controllers).unwrap();
-        std::fs::write(dir.join("cgroup.subtree_control"), handed_down).unwrap();
+        std::fs::write(dir.join("cgroup.subtree_control"), delegated).unwrap();
         std::fs::write(dir.join("cgroup.procs"), procs).unwrap();
     }
 
@@ -399,30 +403,30 @@ mod tests {
         let mount = tempfile::tempdir().unwrap();
         group(mount.path(), "memory/ours", "", "", "");
         group(mount.path(), "cpu", "", "", "");
-        let found = Cgroups::find_in(
+        let hierarchies = CgroupHierarchies::find_in(
             mount.path(),
             "4:memory:/ours\n3:cpuacct,cpu:/of/the/host\n2:pids:/\n",
         );
-        assert_eq!(found.version(), Some("v1"));
-        assert_eq!(found.memory, Some(mount.path().join("memory/ours")));
+        assert_eq!(hierarchies.version(), Some("v1"));
+        assert_eq!(hierarchies.memory, Some(mount.path().join("memory/ours")));
         assert_eq!(
-            found.cpu,
+            hierarchies.cpu,
             Some(mount.path().join("cpu")),
             "a container's mount begins at its own group"
         );
-        assert_eq!(found.pids, None);
+        assert_eq!(hierarchies.pids, None);
     }
 
     #[test]
-    fn version_two_uses_the_nearest_group_that_hands_controllers_down() {
+    fn version_two_uses_the_nearest_group_that_delegates_controllers() {
         let mount = tempfile::tempdir().unwrap();
         group(mount.path(), "", "cpu memory pids", "cpu memory pids", "");
         group(mount.path(), "user", "memory pids", "memory pids", "");
         group(mount.path(), "user/app", "memory pids", "", "1\n2\n");
-        let found = Cgroups::find_in(mount.path(), "0::/user/app\n");
-        assert_eq!(found.version(), Some("v2"));
-        assert_eq!(found.controllers(), (true, true, false));
-        assert_eq!(found.memory, Some(mount.path().join("user")));
+        let hierarchies = CgroupHierarchies::find_in(mount.path(), "0::/user/app\n");
+        assert_eq!(hierarchies.version(), Some("v2"));
+        assert_eq!(hierarchies.controllers(), (true, true, false));
+        assert_eq!(hierarchies.memory, Some(mount.path().join("user")));
     }
 
     #[test]
@@ -436,7 +440,10 @@ mod tests {
             "",
             &format!("{}\n99999\n", std::process::id()),
         );
-        assert_eq!(Cgroups::find_in(mount.path(), "0::/unit\n").version(), None);
+        assert_eq!(
+            CgroupHierarchies::find_in(mount.path(), "0::/unit\n").version(),
+            None
+        );
         group(
             mount.path(),
             "unit",
@@ -444,8 +451,8 @@ mod tests {
             "",
             &format!("{}\n", std::process::id()),
         );
-        // A real kernel would now read `memory pids`; this one keeps what was written.
-        Cgroups::find_in(mount.path(), "0::/unit\n");
+        // A real kernel would now report `memory pids`; these plain files keep what was written.
+        CgroupHierarchies::find_in(mount.path(), "0::/unit\n");
         let unit = mount.path().join("unit");
         assert_eq!(
             std::fs::read_to_string(unit.join("cgroup.subtree_control")).unwrap(),
@@ -460,15 +467,15 @@ mod tests {
         let mount = tempfile::tempdir().unwrap();
         group(mount.path(), "", "cpu memory pids", "cpu memory pids", "");
         group(mount.path(), "ours", "", "", "");
-        let found = Cgroups::find_in(mount.path(), "0::/ours\n");
-        let limits = Limits {
+        let hierarchies = CgroupHierarchies::find_in(mount.path(), "0::/ours\n");
+        let limits = ResourceLimits {
             memory_mb: Some(2),
             cpus: Some(1.5),
             pids: Some(10),
             workspace_mb: None,
             open_files: None,
         };
-        let group = found.create(&limits).unwrap().unwrap();
+        let group = hierarchies.create(&limits).unwrap().unwrap();
         assert_eq!(group.limits(), (true, true));
         let read = |file: &str| std::fs::read_to_string(group.dirs[0].join(file)).unwrap();
         assert_eq!(read("memory.max"), "2097152");

@@ -1,17 +1,18 @@
-//! The driver without a daemon.
+//! The `local` driver: bubblewrap, or Landlock alone; it needs no daemon.
 //!
-//! - [`system`]: what of the host's system every sandbox sees, and the made-up `/etc`.
-//! - [`bwrap`]: a spec as bubblewrap's arguments.
-//! - [`confine`]: a spec as Landlock's rules, inside bubblewrap or alone.
-//! - [`cgroup`]: limits for a whole tree.
-//! - [`probe`]: what works here, tried out once, beside the server's start.
+//! - [`host_system`]: the host's programs and libraries that every sandbox sees, and the generated `/etc`.
+//! - [`bwrap`]: translates a spec into bubblewrap's arguments.
+//! - [`confinement`]: translates a spec into Landlock and seccomp restrictions, inside bubblewrap or alone.
+//! - [`cgroup`]: resource limits for a whole process tree.
+//! - [`probe`]: tests what works on this host, in the background while the server starts.
+//! - [`exec_args`]: C strings for `exec`.
 
 mod bwrap;
 pub(crate) mod cgroup;
-mod confine;
+mod confinement;
+pub(crate) mod exec_args;
+mod host_system;
 mod probe;
-mod system;
-pub(crate) mod words;
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -20,144 +21,154 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use async_trait::async_trait;
 
-use crate::driver::{Report, Sandbox, SandboxError};
-use crate::handle::Running;
-use crate::launch::{Plan, launch};
-use crate::life::{Kit, supervise};
+use crate::control_protocol::{AllowedPeers, DescendantCleanup, LaunchOrder, Rlimits};
+use crate::driver::{SandboxDriver, SandboxError, SandboxReport};
+use crate::handle::RunningSandbox;
+use crate::launch::{LaunchPlan, launch};
 use crate::spec::{HOME, PATH, WORKSPACE};
-use crate::wire::{Family, Guests, Order, Rlimits};
-use crate::{Level, Network, Paths, Spec};
-use cgroup::Group;
-use probe::Found;
+use crate::supervise::{SandboxResources, supervise};
+use crate::{IsolationLevel, SandboxNetwork, SandboxPaths, SandboxSpec};
+use cgroup::SandboxCgroup;
+use probe::HostProbe;
 
-/// How the local driver is set up.
+/// Configuration of the local driver.
 #[derive(Debug, Clone)]
-pub struct LocalConfig {
-    /// The `oubliette-client` program, used as inner stage.
+pub struct LocalDriverConfig {
+    /// Path of `oubliette-client`, used as inner stage.
     pub client: PathBuf,
-    /// The weakest level to run at: `Namespaces`, or `Landlock` where the operator accepts it.
-    pub minimum: Level,
-    /// Bubblewrap, if not the one on PATH.
+    /// The weakest acceptable level: `Namespaces`, or `Landlock` where the operator accepts it.
+    pub minimum: IsolationLevel,
+    /// Path of bubblewrap; none: the one on PATH.
     pub bwrap: Option<PathBuf>,
-    /// A directory of ours, for scratch files; also tells homes apart.
+    /// Directory for temporary files. Its path also distinguishes the cgroups of different homes.
     pub run_dir: PathBuf,
 }
 
-/// Runs programs under bubblewrap; or, where the operator accepts it, under Landlock alone.
+/// Runs programs under bubblewrap or, where the operator accepts it, under Landlock alone.
 #[derive(Debug, Clone)]
-pub struct Local {
-    inner: Arc<Inner>,
+pub struct LocalDriver {
+    inner: Arc<LocalDriverInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    config: LocalConfig,
-    /// What works here, once it is known.
-    found: RwLock<Option<Arc<Found>>>,
-    /// Held by whoever is finding out.
+struct LocalDriverInner {
+    config: LocalDriverConfig,
+    /// The last probe's result.
+    probe_result: RwLock<Option<Arc<HostProbe>>>,
+    /// Held while a probe runs.
     probing: tokio::sync::Mutex<()>,
-    number: AtomicU64,
+    /// Number of the next scratch directory.
+    next_scratch: AtomicU64,
 }
 
-impl Local {
-    /// Sets the driver up and begins, in the background, to try out what works. This never fails for what
-    /// the host lacks: [`Sandbox::probe`] tells that, and each [`Sandbox::spawn`] refuses.
-    pub async fn new(config: LocalConfig) -> Result<Self, SandboxError> {
-        if config.minimum == Level::None {
+impl LocalDriver {
+    /// Creates the driver and starts probing the host in the background. It does not fail if the host lacks
+    /// something: [`SandboxDriver::probe`] reports that, and [`SandboxDriver::spawn`] refuses.
+    pub async fn new(config: LocalDriverConfig) -> Result<Self, SandboxError> {
+        if config.minimum == IsolationLevel::None {
             return Err(SandboxError::Invalid(
                 "the minimum isolation level must be `namespaces` or `landlock`".into(),
             ));
         }
-        let inner = Inner {
+        let inner = LocalDriverInner {
             config,
-            found: RwLock::new(None),
+            probe_result: RwLock::new(None),
             probing: tokio::sync::Mutex::new(()),
-            number: AtomicU64::new(0),
+            next_scratch: AtomicU64::new(0),
         };
         let local = Self {
             inner: Arc::new(inner),
         };
         let probing = local.clone();
         tokio::spawn(async move {
-            probing.found().await;
+            probing.host_probe().await;
         });
         Ok(local)
     }
 
-    /// What works here. What works is remembered; what does not is tried again after a while, so that
-    /// installing bubblewrap, or a host that was only too busy, needs no restart.
-    async fn found(&self) -> Arc<Found> {
-        if let Some(found) = self.known() {
-            return found;
+    /// The probe's result. A good result is kept; a failed probe is repeated after a while, so that installing
+    /// bubblewrap, or a host that was only too busy, needs no restart.
+    async fn host_probe(&self) -> Arc<HostProbe> {
+        if let Some(host) = self.current_probe() {
+            return host;
         }
         let _probing = self.inner.probing.lock().await;
-        if let Some(found) = self.known() {
-            return found;
+        if let Some(host) = self.current_probe() {
+            return host;
         }
-        let found = Arc::new(probe::probe(&self.inner).await);
-        *self.inner.found.write().unwrap_or_else(PoisonError::into_inner) = Some(found.clone());
-        found
+        let host = Arc::new(probe::probe_host(&self.inner).await);
+        *self
+            .inner
+            .probe_result
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Some(host.clone());
+        host
     }
 
-    fn known(&self) -> Option<Arc<Found>> {
-        self.last_found().filter(|found| found.holds())
+    /// The last probe's result, if it need not be repeated.
+    fn current_probe(&self) -> Option<Arc<HostProbe>> {
+        self.last_probe().filter(|host| host.is_current())
     }
 
-    fn last_found(&self) -> Option<Arc<Found>> {
+    fn last_probe(&self) -> Option<Arc<HostProbe>> {
         self.inner
-            .found
+            .probe_result
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    fn level_expected(&self) -> Level {
-        match self.last_found() {
-            Some(found) => found.level,
-            None if probe::bwrap(&self.inner.config).is_some() => Level::Namespaces,
-            None => Level::Landlock,
+    /// The level of the last probe; before the first, a guess by whether bubblewrap is installed.
+    fn expected_level(&self) -> IsolationLevel {
+        match self.last_probe() {
+            Some(host) => host.level,
+            None if probe::find_bwrap(&self.inner.config).is_some() => IsolationLevel::Namespaces,
+            None => IsolationLevel::Landlock,
         }
     }
 }
 
 #[async_trait]
-impl Sandbox for Local {
+impl SandboxDriver for LocalDriver {
     fn driver(&self) -> &'static str {
         "local"
     }
 
-    fn level(&self) -> Level {
-        self.level_expected()
+    fn level(&self) -> IsolationLevel {
+        self.expected_level()
     }
 
-    async fn probe(&self) -> Report {
-        self.found().await.report.clone()
+    async fn probe(&self) -> SandboxReport {
+        self.host_probe().await.report.clone()
     }
 
-    fn paths(&self, spec: &Spec) -> Paths {
-        match self.level_expected() {
-            Level::Namespaces => Paths::as_specified(),
-            Level::Landlock | Level::None => Paths::of_host(spec, &self.inner.config.client),
+    fn paths(&self, spec: &SandboxSpec) -> SandboxPaths {
+        match self.expected_level() {
+            IsolationLevel::Namespaces => SandboxPaths::as_specified(),
+            IsolationLevel::Landlock | IsolationLevel::None => {
+                SandboxPaths::of_host(spec, &self.inner.config.client)
+            }
         }
     }
 
-    async fn spawn(&self, spec: Spec) -> Result<Running, SandboxError> {
-        let found = self.found().await;
-        if let Some(refusal) = &found.refusal {
+    async fn spawn(&self, spec: SandboxSpec) -> Result<RunningSandbox, SandboxError> {
+        let host = self.host_probe().await;
+        if let Some(refusal) = &host.refusal {
             return Err(refusal.clone());
         }
-        self.inner.check(&spec)?;
-        let group = self.inner.group(&found, &spec);
-        match found.level {
-            Level::Namespaces => self.inner.namespaced(&found, spec, group).await,
-            Level::Landlock | Level::None => self.inner.landlocked(spec, group).await,
+        self.inner.check_spec(&spec)?;
+        let group = self.inner.create_cgroup(&host, &spec);
+        match host.level {
+            IsolationLevel::Namespaces => self.inner.spawn_namespaced(&host, spec, group).await,
+            IsolationLevel::Landlock | IsolationLevel::None => self.inner.spawn_landlocked(spec, group).await,
         }
         .map(|(running, _)| running)
     }
 }
 
-impl Inner {
-    fn check(&self, spec: &Spec) -> Result<(), SandboxError> {
+impl LocalDriverInner {
+    /// Checks that the spec has a program, valid inside paths and existing host paths.
+    fn check_spec(&self, spec: &SandboxSpec) -> Result<(), SandboxError> {
         let invalid = |text: String| Err(SandboxError::Invalid(text));
         if spec.argv.is_empty() {
             return invalid("there is no program to run".into());
@@ -188,16 +199,17 @@ impl Inner {
         Ok(())
     }
 
-    /// A cgroup for it, where there can be one. Without, the inner stage limits each process.
-    fn group(&self, found: &Found, spec: &Spec) -> Option<Group> {
-        found.cgroups.create(&spec.limits).unwrap_or_else(|error| {
-            tracing::warn!(%error, label = spec.label, "no cgroup; limits are kept for each process instead");
+    /// Creates a cgroup for the spec's limits, where possible. Without one, the inner stage limits each process.
+    fn create_cgroup(&self, host: &HostProbe, spec: &SandboxSpec) -> Option<SandboxCgroup> {
+        host.cgroups.create(&spec.limits).unwrap_or_else(|error| {
+            tracing::warn!(%error, label = spec.label, "creating a cgroup failed; limits apply to each process instead");
             None
         })
     }
 
-    fn rlimits(spec: &Spec, group: Option<&Group>) -> Rlimits {
-        let (memory, pids) = group.map_or((false, false), Group::limits);
+    /// Per-process limits for what the cgroup does not limit.
+    fn rlimits(spec: &SandboxSpec, group: Option<&SandboxCgroup>) -> Rlimits {
+        let (memory, pids) = group.map_or((false, false), SandboxCgroup::limits);
         let mb = |value: u64| value.saturating_mul(1024 * 1024);
         Rlimits {
             open_files: spec.limits.open_files,
@@ -207,7 +219,13 @@ impl Inner {
         }
     }
 
-    fn environment(spec: &Spec, paths: &Paths, home: &Path, tmp: &Path) -> Vec<(String, String)> {
+    /// The payload's environment: defaults, overridden by the spec's.
+    fn environment(
+        spec: &SandboxSpec,
+        paths: &SandboxPaths,
+        home: &Path,
+        tmp: &Path,
+    ) -> Vec<(String, String)> {
         let mut env: Vec<(String, String)> = vec![
             ("PATH".into(), PATH.into()),
             ("HOME".into(), home.to_string_lossy().into_owned()),
@@ -217,49 +235,50 @@ impl Inner {
         ];
         for (name, value) in &spec.env {
             env.retain(|(other, _)| other != name);
-            env.push((name.clone(), paths.see_in(value)));
+            env.push((name.clone(), paths.rewrite_word(value)));
         }
         env
     }
 
-    async fn namespaced(
+    /// Starts a sandbox under bubblewrap.
+    async fn spawn_namespaced(
         &self,
-        found: &Found,
-        mut spec: Spec,
-        group: Option<Group>,
-    ) -> Result<(Running, i32), SandboxError> {
-        let Some(bwrap) = &found.bwrap else {
-            return Err(probe::no_bwrap());
+        host: &HostProbe,
+        mut spec: SandboxSpec,
+        group: Option<SandboxCgroup>,
+    ) -> Result<(RunningSandbox, i32), SandboxError> {
+        let Some(bwrap) = &host.bwrap else {
+            return Err(probe::bwrap_missing());
         };
-        let system = found.system()?;
-        // A tool server without a workspace starts in its home.
+        let system = host.system()?;
+        // Without a workspace there is no /workspace to start in: it starts in its home.
         if spec.workspace.is_none() && spec.cwd.starts_with(WORKSPACE) {
             spec.cwd = HOME.into();
         }
-        let plan = Plan {
-            program: words::of_path(bwrap)?,
+        let plan = LaunchPlan {
+            program: exec_args::path_cstring(bwrap)?,
             argv: bwrap::command(),
-            args: Some(bwrap::arguments(
+            bwrap_args: Some(bwrap::arguments(
                 system,
                 &spec,
                 &self.config.client,
-                found.further,
+                host.nested_userns,
             )?),
             group,
         };
-        let paths = Paths::as_specified();
-        let order = Order {
+        let paths = SandboxPaths::as_specified();
+        let order = LaunchOrder {
             env: Self::environment(&spec, &paths, Path::new(HOME), Path::new("/tmp")),
-            confine: Some(confine::in_namespaces(system, &spec)),
+            confine: Some(confinement::for_namespaces(system, &spec)),
             rlimits: Self::rlimits(&spec, plan.group.as_ref()),
             argv: spec.argv,
             cwd: spec.cwd,
             forwards: spec.forwards,
-            guests: match spec.network {
-                Network::None => Guests::Anyone,
-                Network::Host => Guests::SameUser,
+            allowed_peers: match spec.network {
+                SandboxNetwork::None => AllowedPeers::Anyone,
+                SandboxNetwork::Host => AllowedPeers::SameUser,
             },
-            family: Family::Namespace,
+            cleanup: DescendantCleanup::Namespace,
         };
         let launched = launch(plan)
             .await
@@ -267,8 +286,8 @@ impl Inner {
         supervise(
             launched,
             order,
-            Kit {
-                level: Level::Namespaces,
+            SandboxResources {
+                level: IsolationLevel::Namespaces,
                 paths,
                 scratch: None,
             },
@@ -276,10 +295,15 @@ impl Inner {
         .await
     }
 
-    async fn landlocked(&self, mut spec: Spec, group: Option<Group>) -> Result<(Running, i32), SandboxError> {
+    /// Starts a sandbox under Landlock and seccomp alone.
+    async fn spawn_landlocked(
+        &self,
+        mut spec: SandboxSpec,
+        group: Option<SandboxCgroup>,
+    ) -> Result<(RunningSandbox, i32), SandboxError> {
         let client = &self.config.client;
         let scratch = self
-            .scratch()
+            .create_scratch()
             .map_err(|error| SandboxError::setup("scratch directory", error))?;
         let tmp = scratch.join("tmp");
         if spec.home.is_none() {
@@ -289,32 +313,32 @@ impl Inner {
         if spec.workspace.is_none() && spec.cwd.starts_with(WORKSPACE) {
             spec.cwd = HOME.into();
         }
-        let paths = Paths::of_host(&spec, client);
-        let order = Order {
-            argv: spec.argv.iter().map(|word| paths.see_in(word)).collect(),
+        let paths = SandboxPaths::of_host(&spec, client);
+        let order = LaunchOrder {
+            argv: spec.argv.iter().map(|word| paths.rewrite_word(word)).collect(),
             env: Self::environment(&spec, &paths, &home, &tmp),
-            cwd: paths.see(&spec.cwd),
-            // There is no network of its own to serve them on.
+            cwd: paths.resolve(&spec.cwd),
+            // There is no network namespace to serve them in.
             forwards: Vec::new(),
-            guests: Guests::SameUser,
-            confine: Some(confine::alone(&spec, client, &tmp)),
+            allowed_peers: AllowedPeers::SameUser,
+            confine: Some(confinement::for_landlock_only(&spec, client, &tmp)),
             rlimits: Self::rlimits(&spec, group.as_ref()),
-            family: Family::Descendants,
+            cleanup: DescendantCleanup::Descendants,
         };
-        let plan = Plan {
-            program: words::of_path(client)?,
-            argv: words::inner(client)?,
-            args: None,
+        let plan = LaunchPlan {
+            program: exec_args::path_cstring(client)?,
+            argv: exec_args::inner_stage_argv(client)?,
+            bwrap_args: None,
             group,
         };
         let launched = launch(plan)
             .await
-            .map_err(|error| words::no_client(client, &error))?;
+            .map_err(|error| exec_args::client_start_error(client, &error))?;
         supervise(
             launched,
             order,
-            Kit {
-                level: Level::Landlock,
+            SandboxResources {
+                level: IsolationLevel::Landlock,
                 paths,
                 scratch: Some(scratch),
             },
@@ -322,9 +346,10 @@ impl Inner {
         .await
     }
 
-    /// A directory for one sandbox without a mount namespace: its `/tmp` and, if need be, its home.
-    fn scratch(&self) -> std::io::Result<PathBuf> {
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
+    /// Creates a temporary directory for one sandbox without a mount namespace: its TMPDIR and, if the spec has
+    /// none, its home.
+    fn create_scratch(&self) -> std::io::Result<PathBuf> {
+        let number = self.next_scratch.fetch_add(1, Ordering::Relaxed);
         let dir = self
             .config
             .run_dir
@@ -339,19 +364,20 @@ impl Inner {
     }
 }
 
-/// Whether inet sockets may be made at this level with this network.
-fn inet(level: Level, network: Network) -> bool {
+/// Whether inet sockets are allowed at this level with this network.
+fn allows_inet(level: IsolationLevel, network: SandboxNetwork) -> bool {
     match (level, network) {
         // Without a network namespace an inet socket reaches the host's network.
-        (Level::Landlock, Network::None) => false,
-        (Level::Landlock | Level::None, Network::Host) | (Level::None, Network::None) => true,
-        (Level::Namespaces, Network::None | Network::Host) => true,
+        (IsolationLevel::Landlock, SandboxNetwork::None) => false,
+        (IsolationLevel::Landlock | IsolationLevel::None, SandboxNetwork::Host)
+        | (IsolationLevel::None, SandboxNetwork::None) => true,
+        (IsolationLevel::Namespaces, SandboxNetwork::None | SandboxNetwork::Host) => true,
     }
 }
 
-impl Local {
-    /// Removes scratch directories of servers that are gone.
-    fn remove_scratch(run_dir: &Path) {
+impl LocalDriver {
+    /// Removes scratch directories of servers that no longer run.
+    fn remove_stale_scratch(run_dir: &Path) {
         for entry in std::fs::read_dir(run_dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let pid = name

@@ -1,214 +1,228 @@
-//! What works here.
+//! Testing which isolation and which limits work on this host.
 //!
-//! The proof that sandboxes can be made is one that was made: an empty one, up to the point where the
-//! program would start. It is tried while the server starts and the result kept.
+//! Whether sandboxes work is tested by starting one that runs `true`. It is done in the background while the
+//! server starts, and the result is kept.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::bwrap::Further;
-use super::cgroup::Cgroups;
-use super::system::System;
-use super::{Inner, Local, LocalConfig};
-use crate::driver::{Check, Report, SandboxError};
+use super::bwrap::NestedUserns;
+use super::cgroup::CgroupHierarchies;
+use super::host_system::HostSystemView;
+use super::{LocalDriver, LocalDriverConfig, LocalDriverInner};
+use crate::driver::{SandboxCheck, SandboxError, SandboxReport};
 use crate::inner::landlock_abi;
-use crate::{Level, Limits, Spec};
+use crate::{IsolationLevel, ResourceLimits, SandboxSpec};
 
-/// What does not work is tried again after this long.
-const AGAIN: Duration = Duration::from_secs(5);
+/// A failed probe is repeated after this long.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// What was found.
+/// Result of probing the host.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) level: Level,
+pub(super) struct HostProbe {
+    pub(super) level: IsolationLevel,
+    /// Why no sandbox can be started; none if they can.
     pub(super) refusal: Option<SandboxError>,
-    pub(super) report: Report,
-    pub(super) cgroups: Cgroups,
+    pub(super) report: SandboxReport,
+    pub(super) cgroups: CgroupHierarchies,
     pub(super) bwrap: Option<PathBuf>,
-    pub(super) further: Further,
-    system: Result<System, String>,
-    at: Instant,
+    pub(super) nested_userns: NestedUserns,
+    system: Result<HostSystemView, String>,
+    probed_at: Instant,
 }
 
-impl Found {
-    pub(super) fn system(&self) -> Result<&System, SandboxError> {
+impl HostProbe {
+    pub(super) fn system(&self) -> Result<&HostSystemView, SandboxError> {
         self.system
             .as_ref()
             .map_err(|error| SandboxError::setup("the system's view", error))
     }
 
-    /// Whether this need not be looked at again.
-    pub(super) fn holds(&self) -> bool {
-        self.level == Level::Namespaces && self.refusal.is_none() || self.at.elapsed() < AGAIN
+    /// Whether the result is good, or too recent to probe again.
+    pub(super) fn is_current(&self) -> bool {
+        self.level == IsolationLevel::Namespaces && self.refusal.is_none()
+            || self.probed_at.elapsed() < RETRY_AFTER
     }
 }
 
-pub(super) async fn probe(local: &Inner) -> Found {
+/// Probes the host.
+pub(super) async fn probe_host(local: &LocalDriverInner) -> HostProbe {
     let run_dir = local.config.run_dir.clone();
-    let scope = scope(&run_dir);
+    let scope = cgroup_scope(&run_dir);
     let look = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(&run_dir).map_err(|error| error.to_string())?;
-        Local::remove_scratch(&run_dir);
-        System::look(&run_dir).map_err(|error| error.to_string())
+        LocalDriver::remove_stale_scratch(&run_dir);
+        HostSystemView::discover(&run_dir).map_err(|error| error.to_string())
     });
-    let cgroups = tokio::task::spawn_blocking(move || Cgroups::find(&scope));
-    let bwrap = bwrap(&local.config);
+    let cgroups = tokio::task::spawn_blocking(move || CgroupHierarchies::find(&scope));
+    let bwrap = find_bwrap(&local.config);
     let version = match &bwrap {
-        Some(path) => version(path).await,
+        Some(path) => bwrap_version(path).await,
         None => String::new(),
     };
-    let mut found = Found {
-        level: Level::Namespaces,
+    let mut host = HostProbe {
+        level: IsolationLevel::Namespaces,
         refusal: None,
-        report: Report {
+        report: SandboxReport {
             driver: "local",
-            level: Level::Namespaces,
+            level: IsolationLevel::Namespaces,
             ok: true,
             checks: Vec::new(),
         },
         cgroups: cgroups.await.unwrap_or_default(),
         bwrap,
-        further: if can_forbid(&version) {
-            Further::Forbidden
+        nested_userns: if supports_disable_userns(&version) {
+            NestedUserns::Disabled
         } else {
-            Further::Filtered
+            NestedUserns::SeccompOnly
         },
         system: look.await.unwrap_or_else(|error| Err(error.to_string())),
-        at: Instant::now(),
+        probed_at: Instant::now(),
     };
-    let namespaces = namespaces(local, &mut found).await;
-    if found.bwrap.is_some() {
-        found.report.checks.push(Check::good("bubblewrap", version));
+    let namespaces = probe_namespaces(local, &mut host).await;
+    if host.bwrap.is_some() {
+        host.report
+            .checks
+            .push(SandboxCheck::passed("bubblewrap", version));
     }
-    settle(&mut found, local, namespaces, landlock_abi());
-    limits(&mut found);
-    found
+    conclude_isolation(&mut host, local, namespaces, landlock_abi());
+    check_limits(&mut host);
+    host
 }
 
-async fn namespaces(local: &Inner, found: &mut Found) -> Result<(), SandboxError> {
-    if found.bwrap.is_none() {
-        return Err(no_bwrap());
+/// Tests whether a sandbox with namespaces can be started, if need be without `--disable-userns`.
+async fn probe_namespaces(local: &LocalDriverInner, host: &mut HostProbe) -> Result<(), SandboxError> {
+    if host.bwrap.is_none() {
+        return Err(bwrap_missing());
     }
-    let first = try_out(local, found).await;
-    if first.is_ok() || found.further == Further::Filtered {
+    let first = spawn_empty_sandbox(local, host).await;
+    if first.is_ok() || host.nested_userns == NestedUserns::SeccompOnly {
         return first;
     }
-    // A host where only that is impossible (a setuid bubblewrap, for one) is still a good host.
-    found.further = Further::Filtered;
-    try_out(local, found)
+    // On some hosts only `--disable-userns` does not work (with a setuid bubblewrap, for example).
+    host.nested_userns = NestedUserns::SeccompOnly;
+    spawn_empty_sandbox(local, host)
         .await
-        .map_err(|_| first.err().unwrap_or_else(no_bwrap))
+        .map_err(|_| first.err().unwrap_or_else(bwrap_missing))
 }
 
-/// An empty sandbox.
-async fn try_out(local: &Inner, found: &Found) -> Result<(), SandboxError> {
-    let mut spec = Spec::new("probe", ["true"]);
-    spec.limits = Limits {
+/// Starts a sandbox that runs `true`, and waits for its end.
+async fn spawn_empty_sandbox(local: &LocalDriverInner, host: &HostProbe) -> Result<(), SandboxError> {
+    let mut spec = SandboxSpec::new("probe", ["true"]);
+    spec.limits = ResourceLimits {
         memory_mb: Some(64),
         cpus: None,
         pids: None,
         workspace_mb: None,
         open_files: None,
     };
-    let (running, _) = local.namespaced(found, spec, None).await?;
+    let (running, _) = local.spawn_namespaced(host, spec, None).await?;
     running.handle.wait().await;
     Ok(())
 }
 
-fn settle(found: &mut Found, local: &Inner, namespaces: Result<(), SandboxError>, abi: i32) {
-    let checks = &mut found.report.checks;
+/// Adds the checks of namespaces, Landlock and seccomp, and decides the level and whether sandboxes are refused.
+fn conclude_isolation(
+    host: &mut HostProbe,
+    local: &LocalDriverInner,
+    namespaces: Result<(), SandboxError>,
+    abi: i32,
+) {
+    let checks = &mut host.report.checks;
     let missing = match namespaces {
         Ok(()) => {
-            checks.push(Check::good(
+            checks.push(SandboxCheck::passed(
                 "namespaces",
                 "user, pid, mount, network, ipc and uts",
             ));
             None
         }
         Err(error) => {
-            let error = forbidden(error);
+            let error = explain_userns_failure(error);
             let (reason, remedy) = match &error {
                 SandboxError::Unavailable { reason, remedy } => (reason.clone(), remedy.clone()),
                 SandboxError::Invalid(text) | SandboxError::Setup(text) => (text.clone(), String::new()),
                 SandboxError::Program { .. } => (error.to_string(), String::new()),
             };
-            checks.push(Check::bad("namespaces", reason, remedy));
+            checks.push(SandboxCheck::failed("namespaces", reason, remedy));
             Some(error)
         }
     };
     checks.push(if abi > 0 {
-        Check::good("landlock", format!("version {abi}"))
+        SandboxCheck::passed("landlock", format!("version {abi}"))
     } else {
-        Check::bad(
+        SandboxCheck::failed(
             "landlock",
             "the kernel has none",
             "Linux 5.13 or later has it; add `landlock` to the kernel's `lsm=` list.",
         )
     });
     checks.push(if Path::new("/proc/sys/kernel/seccomp").exists() {
-        Check::good("seccomp", "filters")
+        SandboxCheck::passed("seccomp", "filters")
     } else {
-        Check::bad(
+        SandboxCheck::failed(
             "seccomp",
             "the kernel has none",
             "Use a kernel built with CONFIG_SECCOMP_FILTER.",
         )
     });
     if let Some(error) = missing {
-        found.level = Level::Landlock;
-        if local.config.minimum == Level::Namespaces {
-            found.refusal = Some(error);
+        host.level = IsolationLevel::Landlock;
+        if local.config.minimum == IsolationLevel::Namespaces {
+            host.refusal = Some(error);
         } else if abi == 0 {
-            found.refusal = Some(SandboxError::Unavailable {
+            host.refusal = Some(SandboxError::Unavailable {
                 reason: "neither namespaces nor Landlock work here".into(),
                 remedy: error.remedy().unwrap_or("Use Linux 5.13 or later.").to_owned(),
             });
         }
     }
-    found.report.level = found.level;
-    found.report.ok = found.refusal.is_none();
+    host.report.level = host.level;
+    host.report.ok = host.refusal.is_none();
 }
 
-/// How each limit is kept.
-fn limits(found: &mut Found) {
+/// Adds the checks of how each limit is enforced.
+fn check_limits(host: &mut HostProbe) {
     const DELEGATE: &str = "Run the server as a systemd unit with Delegate=yes, or as root.";
-    let (memory, pids, cpu) = found.cgroups.controllers();
+    let (memory, pids, cpu) = host.cgroups.controllers();
     let by = format!(
         "cgroup {}, for the whole tree",
-        found.cgroups.version().unwrap_or("none")
+        host.cgroups.version().unwrap_or("none")
     );
     let root = rustix::process::geteuid().is_root();
-    let checks = &mut found.report.checks;
+    let checks = &mut host.report.checks;
     checks.push(if memory {
-        Check::good("memory limit", by.clone())
+        SandboxCheck::passed("memory limit", by.clone())
     } else {
-        Check::bad("memory limit", "RLIMIT_DATA, for each process", DELEGATE)
+        SandboxCheck::failed("memory limit", "RLIMIT_DATA, for each process", DELEGATE)
     });
     checks.push(match (pids, root) {
-        (true, _) => Check::good("process limit", by.clone()),
-        (false, false) => Check::good("process limit", "RLIMIT_NPROC, for the whole tree"),
-        // The kernel exempts the host's root, and that is who the sandbox is to the host.
-        (false, true) => Check::bad("process limit", "not kept", "Run the server as an ordinary user."),
+        (true, _) => SandboxCheck::passed("process limit", by.clone()),
+        (false, false) => SandboxCheck::passed("process limit", "RLIMIT_NPROC, for the whole tree"),
+        // The kernel exempts the host's root from RLIMIT_NPROC, and a sandbox of root's server is root to it.
+        (false, true) => {
+            SandboxCheck::failed("process limit", "not kept", "Run the server as an ordinary user.")
+        }
     });
     checks.push(if cpu {
-        Check::good("cpu limit", by)
+        SandboxCheck::passed("cpu limit", by)
     } else {
-        Check::bad("cpu limit", "not kept", DELEGATE)
+        SandboxCheck::failed("cpu limit", "not kept", DELEGATE)
     });
 }
 
-pub(super) fn no_bwrap() -> SandboxError {
+pub(super) fn bwrap_missing() -> SandboxError {
     SandboxError::Unavailable {
         reason: "bubblewrap (`bwrap`) is not installed".into(),
         remedy: "Install it: `apt-get install bubblewrap` (or `dnf install bubblewrap`). To run with weaker \
-                 walls instead, set `minimum = \"landlock\"` in [sandbox]."
+                 isolation instead, set `minimum = \"landlock\"` in [sandbox]."
             .into(),
     }
 }
 
-/// Says which switch of the host forbids namespaces, if one does.
-fn forbidden(error: SandboxError) -> SandboxError {
+/// Adds to a namespace failure which setting of the host causes it, if one does, and how to change it.
+fn explain_userns_failure(error: SandboxError) -> SandboxError {
     let SandboxError::Setup(said) = &error else {
         return error;
     };
@@ -236,7 +250,7 @@ fn forbidden(error: SandboxError) -> SandboxError {
     }
 }
 
-async fn version(bwrap: &Path) -> String {
+async fn bwrap_version(bwrap: &Path) -> String {
     let output = tokio::process::Command::new(bwrap)
         .arg("--version")
         .kill_on_drop(true)
@@ -249,7 +263,7 @@ async fn version(bwrap: &Path) -> String {
 }
 
 /// Whether this version of bubblewrap knows `--disable-userns`: 0.8 or later.
-fn can_forbid(version: &str) -> bool {
+fn supports_disable_userns(version: &str) -> bool {
     let mut numbers = version
         .trim_start_matches("bubblewrap ")
         .split('.')
@@ -257,26 +271,26 @@ fn can_forbid(version: &str) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (0, 8)
 }
 
-/// The configured bubblewrap, or the one on PATH.
-pub(super) fn bwrap(config: &LocalConfig) -> Option<PathBuf> {
+/// The configured bubblewrap, or the one on PATH; none if it cannot be executed.
+pub(super) fn find_bwrap(config: &LocalDriverConfig) -> Option<PathBuf> {
     if let Some(path) = &config.bwrap {
-        return Some(path.clone()).filter(|path| executable(path));
+        return Some(path.clone()).filter(|path| is_executable(path));
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/bin", "/usr/local/bin", "/bin"].map(PathBuf::from);
     std::env::split_paths(&path)
         .chain(usual)
         .map(|dir| dir.join("bwrap"))
-        .find(|file| executable(file))
+        .find(|file| is_executable(file))
 }
 
-fn executable(file: &Path) -> bool {
+fn is_executable(file: &Path) -> bool {
     rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
 }
 
-/// Tells homes apart in the names of cgroups. FNV-1a: it has to be the same after a restart and short, and
-/// nobody gains by a collision.
-fn scope(run_dir: &Path) -> String {
+/// Distinguishes homes in the names of cgroups. FNV-1a, because it has to be short and the same after a restart,
+/// and a collision gains an attacker nothing.
+fn cgroup_scope(run_dir: &Path) -> String {
     let hash = run_dir
         .as_os_str()
         .as_bytes()
@@ -289,14 +303,14 @@ fn scope(run_dir: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::can_forbid;
+    use super::supports_disable_userns;
 
     #[test]
     fn versions_are_compared_by_number() {
-        assert!(can_forbid("bubblewrap 0.8.0"));
-        assert!(can_forbid("bubblewrap 0.11.0"));
-        assert!(can_forbid("bubblewrap 1.0"));
-        assert!(!can_forbid("bubblewrap 0.6.1"));
-        assert!(!can_forbid("something else"));
+        assert!(supports_disable_userns("bubblewrap 0.8.0"));
+        assert!(supports_disable_userns("bubblewrap 0.11.0"));
+        assert!(supports_disable_userns("bubblewrap 1.0"));
+        assert!(!supports_disable_userns("bubblewrap 0.6.1"));
+        assert!(!supports_disable_userns("something else"));
     }
 }

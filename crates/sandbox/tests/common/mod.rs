@@ -1,4 +1,4 @@
-//! What every test here needs: a driver on a directory of its own, and a way to run one thing in it.
+//! Shared by the tests: a local driver on a temporary directory, and ways to run a program in its sandboxes.
 #![allow(
     dead_code,
     missing_docs,
@@ -10,54 +10,60 @@
 use std::path::{Path, PathBuf};
 
 use oubliette_sandbox::{
-    Exit, Level, Local, LocalConfig, Report, Running, Sandbox, SandboxError, Spec, spec,
+    IsolationLevel, LocalDriver, LocalDriverConfig, RunningSandbox, SandboxDriver, SandboxError, SandboxExit,
+    SandboxReport, SandboxSpec, spec,
 };
 use tokio::io::AsyncReadExt;
 
-pub struct Rig {
+pub struct SandboxFixture {
     pub dir: tempfile::TempDir,
-    pub local: Local,
+    pub local: LocalDriver,
 }
 
 #[derive(Debug)]
-pub struct Outcome {
-    pub exit: Exit,
+pub struct RunOutcome {
+    pub exit: SandboxExit,
     pub out: String,
     pub err: String,
 }
 
-/// The example `inside`, which `cargo test` builds beside the tests.
-pub fn helper() -> PathBuf {
+/// The example program `inside`, which `cargo test` builds beside the tests.
+pub fn inside_program() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let helper = test.parent().unwrap().parent().unwrap().join("examples/inside");
+    let program = test.parent().unwrap().parent().unwrap().join("examples/inside");
     assert!(
-        helper.exists(),
+        program.exists(),
         "{} is missing: cargo build -p oubliette-sandbox --examples",
-        helper.display()
+        program.display()
     );
-    helper
+    program
 }
 
-impl Rig {
+impl SandboxFixture {
     pub async fn new() -> Self {
-        Self::with(Level::Namespaces, None).await
+        Self::with(IsolationLevel::Namespaces, None).await
     }
 
     /// A host without bubblewrap, whose operator accepts Landlock alone.
     pub async fn landlock() -> Self {
-        Self::with(Level::Landlock, Some("/nonexistent/bwrap".into())).await
+        Self::with(IsolationLevel::Landlock, Some("/nonexistent/bwrap".into())).await
     }
 
-    pub async fn with(minimum: Level, bwrap: Option<PathBuf>) -> Self {
+    pub async fn with(minimum: IsolationLevel, bwrap: Option<PathBuf>) -> Self {
         Self::build(tempfile::tempdir().unwrap(), "run", minimum, bwrap).await
     }
 
-    /// A driver whose run directory is this one.
+    /// A driver that uses this directory as its run directory.
     pub async fn on(dir: tempfile::TempDir) -> Self {
-        Self::build(dir, "", Level::Namespaces, None).await
+        Self::build(dir, "", IsolationLevel::Namespaces, None).await
     }
 
-    async fn build(dir: tempfile::TempDir, run: &str, minimum: Level, bwrap: Option<PathBuf>) -> Self {
+    async fn build(
+        dir: tempfile::TempDir,
+        run: &str,
+        minimum: IsolationLevel,
+        bwrap: Option<PathBuf>,
+    ) -> Self {
         for name in ["run", "workspace", "home", "other"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
@@ -66,14 +72,14 @@ impl Rig {
         } else {
             dir.path().join(run)
         };
-        let config = LocalConfig {
-            client: helper(),
+        let config = LocalDriverConfig {
+            client: inside_program(),
             minimum,
             bwrap,
             run_dir,
         };
         Self {
-            local: Local::new(config).await.unwrap(),
+            local: LocalDriver::new(config).await.unwrap(),
             dir,
         }
     }
@@ -82,51 +88,52 @@ impl Rig {
         self.dir.path().join(name)
     }
 
-    pub async fn report(&self) -> Report {
+    pub async fn report(&self) -> SandboxReport {
         self.local.probe().await
     }
 
-    /// The helper in a sandbox with a workspace and a home.
-    pub fn spec<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Spec {
+    /// A spec of the program `inside` with a workspace and a home.
+    pub fn spec<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> SandboxSpec {
         self.command([spec::CLIENT].into_iter().chain(args))
     }
 
-    /// Any program, likewise.
-    pub fn command<'a>(&self, argv: impl IntoIterator<Item = &'a str>) -> Spec {
-        let mut spec = Spec::new("test", argv);
+    /// A spec of any program with a workspace and a home.
+    pub fn command<'a>(&self, argv: impl IntoIterator<Item = &'a str>) -> SandboxSpec {
+        let mut spec = SandboxSpec::new("test", argv);
         spec.workspace = Some(self.path("workspace"));
         spec.home = Some(self.path("home"));
         spec
     }
 
-    pub async fn try_start(&self, spec: Spec) -> Result<Running, SandboxError> {
+    pub async fn try_start(&self, spec: SandboxSpec) -> Result<RunningSandbox, SandboxError> {
         self.local.spawn(spec).await
     }
 
-    pub async fn start(&self, spec: Spec) -> Running {
+    pub async fn start(&self, spec: SandboxSpec) -> RunningSandbox {
         self.try_start(spec).await.expect("a sandbox")
     }
 
-    /// Runs it to its end, with nothing on stdin.
-    pub async fn run(&self, spec: Spec) -> Outcome {
+    /// Runs a spec to its end, with nothing on stdin.
+    pub async fn run(&self, spec: SandboxSpec) -> RunOutcome {
         finish(self.start(spec).await).await
     }
 
-    /// Runs the helper; its lines.
+    /// Runs the program `inside` and returns the lines it printed.
     pub async fn lines<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Vec<String> {
         let outcome = self.run(self.spec(args)).await;
         assert!(outcome.exit.success(), "{outcome:?}");
         outcome.out.lines().map(str::to_owned).collect()
     }
 
-    /// Runs a shell script; what it printed.
-    pub async fn shell(&self, script: &str) -> Outcome {
+    /// Runs a shell script to its end.
+    pub async fn shell(&self, script: &str) -> RunOutcome {
         self.run(self.command(["sh", "-c", script])).await
     }
 }
 
-pub async fn finish(running: Running) -> Outcome {
-    let Running {
+/// Closes stdin, and collects the output until the end.
+pub async fn finish(running: RunningSandbox) -> RunOutcome {
+    let RunningSandbox {
         stdin,
         mut stdout,
         mut stderr,
@@ -137,15 +144,15 @@ pub async fn finish(running: Running) -> Outcome {
     let (mut out, mut err) = (String::new(), String::new());
     let (a, b) = tokio::join!(stdout.read_to_string(&mut out), stderr.read_to_string(&mut err));
     a.and(b).unwrap();
-    Outcome {
+    RunOutcome {
         exit: handle.wait().await,
         out,
         err,
     }
 }
 
-/// Waits until it has said `word`.
-pub async fn heard(running: &mut Running, word: &str) {
+/// Waits until the program has printed `word`.
+pub async fn wait_for_output(running: &mut RunningSandbox, word: &str) {
     let mut said = Vec::new();
     while !String::from_utf8_lossy(&said).contains(word) {
         let mut byte = [0];
@@ -158,21 +165,21 @@ pub async fn heard(running: &mut Running, word: &str) {
     }
 }
 
-/// Asserts that each attempt was refused, in one of these ways.
+/// Asserts that each line `name: result` ends in one of these results (`ok` or an errno's name).
 #[track_caller]
-pub fn refused(lines: &[String], ways: &[&str]) {
+pub fn assert_results(lines: &[String], expected: &[&str]) {
     assert!(!lines.is_empty(), "nothing was tried");
     for line in lines {
-        let way = line.rsplit_once(": ").map_or("", |(_, way)| way);
+        let result = line.rsplit_once(": ").map_or("", |(_, result)| result);
         assert!(
-            ways.contains(&way),
-            "{line}, but was to be refused with {ways:?}; all: {lines:#?}"
+            expected.contains(&result),
+            "{line}, but expected {expected:?}; all: {lines:#?}"
         );
     }
 }
 
-/// Living processes of the host that have `mark` among their arguments.
-pub fn processes(mark: &str) -> Vec<i32> {
+/// Pids of the host's processes that have `mark` among their arguments.
+pub fn processes_with(mark: &str) -> Vec<i32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
@@ -186,7 +193,7 @@ pub fn processes(mark: &str) -> Vec<i32> {
     found
 }
 
-/// Something no other process has among its arguments.
-pub fn mark(dir: &Path) -> String {
+/// A text that no other process has among its arguments.
+pub fn unique_mark(dir: &Path) -> String {
     dir.file_name().unwrap().to_string_lossy().into_owned()
 }

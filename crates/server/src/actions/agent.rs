@@ -1,4 +1,4 @@
-//! Agents: the definitions under `agents/`.
+//! `agent_*`: agent definitions, the files under `agents/` in the home.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -8,16 +8,16 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Reach, Tool, fields, shape};
+use super::{ActionCall, Effect, StateOwner, ActionHandler, input, output};
 
 /// `agent_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentList {
-    /// At most so many (1 to 1000, default 100).
+    /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// `next_cursor` of the list before.
+    /// `next_cursor` of the previous answer, to read the entries after it. Absent: from the start.
     #[serde(default)]
     pub cursor: Option<String>,
 }
@@ -26,7 +26,7 @@ pub struct AgentList {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentGet {
-    /// Which.
+    /// Slug of the agent, for example "assistant".
     pub slug: Slug,
 }
 
@@ -34,12 +34,14 @@ pub struct AgentGet {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentPut {
-    /// Which, new or not.
+    /// Slug of the agent to create or replace: 1 to 32 of a-z, 0-9 and -, not starting with -.
     pub slug: Slug,
-    /// The whole agent.json.
+    /// The whole agent.json, at most 1 MiB. Required: name, prompt. Optional: description, model, runtime,
+    /// permissions, children, env, sandbox, tools. The value `***` in an env keeps the stored value.
     #[schemars(with = "serde_json::Map<String, Value>")]
     pub definition: Value,
-    /// Files beside it, such as a script: name → text.
+    /// Files to write beside agent.json, such as the script of a `script:` model: file name to text. At most 64, each
+    /// of at most 1 MiB. Files not named here stay. Default: none.
     #[serde(default)]
     pub files: Option<BTreeMap<String, String>>,
 }
@@ -48,97 +50,97 @@ pub struct AgentPut {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentDelete {
-    /// Which.
+    /// Slug of the agent to delete, with all its files.
     pub slug: Slug,
 }
 
-fn shaped(entry: &AgentEntry) -> Result<Value> {
+fn entry_json(entry: &AgentEntry) -> Result<Value> {
     let definition = serde_json::to_value(&*entry.definition).map_err(Error::internal)?;
-    let mut shape = json!({
+    let mut object = json!({
         "slug": entry.slug,
         "name": entry.definition.name,
         "description": entry.definition.description,
-        "definition": shape::masked_definition(definition),
+        "definition": output::mask_definition(definition),
     });
     if let Some(error) = &entry.error {
-        shape["error"] = json!(error);
+        object["error"] = json!(error);
     }
-    Ok(shape)
+    Ok(object)
 }
 
-impl Tool for AgentList {
+impl ActionHandler for AgentList {
     const NAME: &'static str = "agent_list";
     const DESCRIPTION: &'static str = "List agents with their definitions, by slug.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let agents = call.app.library.agents();
         let rows = agents.iter().map(|(slug, entry)| (slug.as_str(), entry));
-        let (rows, next) = fields::slice(rows, self.limit, self.cursor.as_deref())?;
-        let items: Result<Vec<_>> = rows.into_iter().map(|entry| shaped(entry)).collect();
-        Ok(shape::listed("agents", items?, next))
+        let (rows, next) = input::page_of_sorted(rows, self.limit, self.cursor.as_deref())?;
+        let items: Result<Vec<_>> = rows.into_iter().map(|entry| entry_json(entry)).collect();
+        Ok(output::list_items("agents", items?, next))
     }
 }
 
-impl Tool for AgentGet {
+impl ActionHandler for AgentGet {
     const NAME: &'static str = "agent_get";
     const DESCRIPTION: &'static str = "Show one agent's definition.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let library = &call.app.library;
         let entry = library.agent(&self.slug)?;
-        let mut shape = shaped(&entry)?;
-        // What is edited has to be seen first.
+        let mut object = entry_json(&entry)?;
+        // With its script, so that a client can show it for editing.
         if let (Some(file), Ok(text)) = (entry.definition.script(), library.script(&entry)) {
-            shape["files"] = json!({ file: text });
+            object["files"] = json!({ file: text });
         }
-        Ok(shape)
+        Ok(object)
     }
 }
 
-impl Tool for AgentPut {
+impl ActionHandler for AgentPut {
     const NAME: &'static str = "agent_put";
     const DESCRIPTION: &'static str = "Create or replace an agent. Running sessions keep the definition they were built with until they switch.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Set;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
     fn target(&self) -> Option<Cow<'_, str>> {
         Some(self.slug.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let library = &call.app.library;
         let mut definition = self.definition;
         if let Ok(before) = library.agent(&self.slug)
             && let Ok(before) = serde_json::to_value(&*before.definition)
         {
-            shape::unmasked_definition(&mut definition, &before);
+            output::restore_masked(&mut definition, &before);
         }
         let entry = library
             .agent_put(self.slug, definition, self.files.unwrap_or_default())
             .await?;
-        shaped(&entry)
+        entry_json(&entry)
     }
 }
 
-impl Tool for AgentDelete {
+impl ActionHandler for AgentDelete {
     const NAME: &'static str = "agent_delete";
     const DESCRIPTION: &'static str = "Delete an agent's definition. Running sessions keep theirs.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Delete;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
     fn target(&self) -> Option<Cow<'_, str>> {
         Some(self.slug.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.app.library.agent_delete(self.slug.clone()).await?;
         Ok(json!({ "slug": self.slug, "deleted": true }))
     }

@@ -1,4 +1,4 @@
-//! The audit log: who changed what.
+//! `audit_list`: the audit log, which has every change with its token, target and outcome.
 
 use oubliette_protocol::{ProjectId, Result, Scope, SessionId, TokenId};
 use oubliette_store::AuditFilter;
@@ -6,46 +6,46 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Call, Effect, Tool, fields, shape};
+use super::{ActionCall, Effect, ActionHandler, input, output};
 
 /// `audit_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AuditList {
-    /// Only this action.
+    /// Only entries of this action, for example "project_create". Absent: all.
     #[serde(default)]
     pub action: Option<String>,
-    /// Only with this outcome: ok, or an error's code.
+    /// Only entries with this outcome: "ok" or an error code such as "permission_denied". Absent: all.
     #[serde(default)]
     pub outcome: Option<String>,
-    /// Only by this token.
+    /// Only changes made with this token (`tok_…`). Absent: all.
     #[serde(default)]
     pub token_id: Option<TokenId>,
-    /// Only from inside this session.
+    /// Only changes made from inside this session (`gogol_…`). Absent: all.
     #[serde(default)]
     pub session_id: Option<SessionId>,
-    /// Only in this project.
+    /// Only changes in this project (`proj_…`). Absent: all your token can see.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// At most so many (1 to 1000, default 100).
+    /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// `next_cursor` of the list before.
+    /// `next_cursor` of the previous answer, to read the entries after it. Absent: from the start.
     #[serde(default)]
     pub cursor: Option<String>,
 }
 
-impl Tool for AuditList {
+impl ActionHandler for AuditList {
     const NAME: &'static str = "audit_list";
     const DESCRIPTION: &'static str = "Read the audit log, newest first: who changed what, and how it ended.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         if let Some(id) = &self.project_id {
             call.grant.require_project(id)?;
         }
-        call.app.audit_settled().await;
+        call.app.flush_audit().await;
         let filter = AuditFilter {
             project: self.project_id.or_else(|| call.grant.project().cloned()),
             token: self.token_id,
@@ -56,8 +56,8 @@ impl Tool for AuditList {
         let page = call
             .app
             .store
-            .audit_list(filter, fields::page(self.limit, self.cursor))
+            .audit_list(filter, input::page_request(self.limit, self.cursor))
             .await?;
-        Ok(shape::list("entries", &page, shape::audit))
+        Ok(output::list_page("entries", &page, output::audit))
     }
 }

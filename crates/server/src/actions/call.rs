@@ -1,133 +1,133 @@
-//! One call of an action: who, from where, and what it may reach.
+//! One call of an action: its grant, where it comes from, and access to what the grant can see.
 
 use std::sync::{
     Arc, OnceLock,
     atomic::{AtomicI64, Ordering},
 };
 
-use oubliette_protocol::{Error, ProjectId, Result, SessionId, WorkspaceId, event::Event};
-use oubliette_store::{Page, ProjectFilter, ProjectRow, WorkspaceRow};
+use oubliette_protocol::{Error, ProjectId, Result, SessionId, WorkspaceId, event::SessionEvent};
+use oubliette_store::{PageRequest, ProjectFilter, ProjectRow, WorkspaceRow};
 use tokio_util::sync::CancellationToken;
 
 use crate::{app::App, auth::Grant};
 
 /// Where a call comes from.
 #[derive(Clone)]
-pub enum Origin {
-    /// A client, a person, a program.
-    Outside(Outside),
-    /// An agent, through its session's relay socket.
-    Inside(Inside),
+pub enum ActionOrigin {
+    /// A client outside any sandbox: MCP, REST, control socket or command line.
+    Outside(OutsideCall),
+    /// An agent in a sandbox, through its session's relay socket.
+    Inside(InsideCall),
 }
 
-/// A call from outside.
+/// Details of a call from outside.
 #[derive(Clone, Default)]
-pub struct Outside {
-    /// The stateful MCP session it came on.
+pub struct OutsideCall {
+    /// The stateful MCP session it belongs to.
     pub mcp_session: Option<Arc<str>>,
-    /// Cancelled when the client breaks its request off.
-    pub gone: CancellationToken,
-    /// Where events may be streamed while the call runs.
+    /// Cancelled when the client cancels the request or disconnects.
+    pub cancellation: CancellationToken,
+    /// Receiver of session events while the call runs, if the client wants them.
     pub stream: Option<Arc<dyn EventSink>>,
 }
 
-/// A call from a sandbox.
+/// Details of a call from inside a sandbox.
 #[derive(Clone)]
-pub struct Inside {
-    /// Whose socket it came on.
+pub struct InsideCall {
+    /// The session whose relay socket it came over.
     pub session: SessionId,
-    /// By what right.
-    pub reason: Reason,
-    /// Cancelled when the agent gives the call up.
-    pub gone: CancellationToken,
+    /// Whether it is a base tool's call or one under an API key.
+    pub authority: AgentAuthority,
+    /// Cancelled when the agent cancels the call.
+    pub cancellation: CancellationToken,
 }
 
-/// By what right an agent calls.
+/// What gives an agent the right to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// A base tool: every agent has those.
+pub enum AgentAuthority {
+    /// The call is of a base tool, which every agent has.
     Base,
-    /// A key it showed.
+    /// The call has an API key.
     Key,
 }
 
-/// Takes events while a call runs.
+/// Receives session events while a call runs.
 #[async_trait::async_trait]
 pub trait EventSink: Send + Sync {
-    /// Sends one; waits until it is taken.
-    async fn event(&self, event: &Event);
+    /// Sends one event; returns when it is accepted.
+    async fn event(&self, event: &SessionEvent);
 }
 
-impl Origin {
-    /// From outside, with nothing special about it.
+impl ActionOrigin {
+    /// From outside, without MCP session, event stream or cancellation.
     pub fn outside() -> Self {
-        Origin::Outside(Outside::default())
+        ActionOrigin::Outside(OutsideCall::default())
     }
 
-    /// The session, when from inside.
+    /// The calling session, if the call is from inside.
     pub fn session(&self) -> Option<&SessionId> {
         match self {
-            Origin::Inside(inside) => Some(&inside.session),
-            Origin::Outside(_) => None,
+            ActionOrigin::Inside(inside) => Some(&inside.session),
+            ActionOrigin::Outside(_) => None,
         }
     }
 
-    /// Cancelled when nobody waits for the answer any more.
-    pub fn gone(&self) -> &CancellationToken {
+    /// Cancelled when the client or agent no longer waits for the answer.
+    pub fn cancellation(&self) -> &CancellationToken {
         match self {
-            Origin::Inside(inside) => &inside.gone,
-            Origin::Outside(outside) => &outside.gone,
+            ActionOrigin::Inside(inside) => &inside.cancellation,
+            ActionOrigin::Outside(outside) => &outside.cancellation,
         }
     }
 }
 
-/// What a handler works with.
-pub struct Call<'a> {
-    /// The server.
+/// What the handler of an action gets besides its arguments.
+pub struct ActionCall<'a> {
+    /// The server's shared state.
     pub app: &'a Arc<App>,
-    /// Who.
+    /// The checked permission of the token behind the call.
     pub grant: &'a Grant,
-    /// From where.
-    pub origin: &'a Origin,
+    /// Where the call comes from.
+    pub origin: &'a ActionOrigin,
     project: OnceLock<ProjectId>,
     streamed: AtomicI64,
 }
 
-/// Nothing was streamed.
-const NOTHING: i64 = i64::MIN;
+/// Value of `streamed` before any event was sent.
+const NONE_STREAMED: i64 = i64::MIN;
 
-impl<'a> Call<'a> {
-    pub(super) fn new(app: &'a Arc<App>, grant: &'a Grant, origin: &'a Origin) -> Self {
+impl<'a> ActionCall<'a> {
+    pub(super) fn new(app: &'a Arc<App>, grant: &'a Grant, origin: &'a ActionOrigin) -> Self {
         Self {
             app,
             grant,
             origin,
             project: OnceLock::new(),
-            streamed: AtomicI64::new(NOTHING),
+            streamed: AtomicI64::new(NONE_STREAMED),
         }
     }
 
-    /// An event was streamed while the call runs.
-    pub(super) fn streamed(&self, index: i64) {
+    /// Notes the index of an event that was sent to the client's event stream.
+    pub(super) fn note_streamed(&self, index: i64) {
         self.streamed.store(index, Ordering::Relaxed);
     }
 
-    /// The last event that was.
-    pub(super) fn streamed_until(&self) -> Option<i64> {
-        Some(self.streamed.load(Ordering::Relaxed)).filter(|index| *index != NOTHING)
+    /// Index of the last event sent to the client's event stream.
+    pub(super) fn last_streamed(&self) -> Option<i64> {
+        Some(self.streamed.load(Ordering::Relaxed)).filter(|index| *index != NONE_STREAMED)
     }
 
-    /// The project acted in, for the audit log.
-    pub(super) fn noted_project(&self) -> Option<&ProjectId> {
+    /// The project to name in the audit entry.
+    pub(super) fn audited_project(&self) -> Option<&ProjectId> {
         self.project.get()
     }
 
-    /// Notes the project acted in.
+    /// Sets the project to name in the audit entry; the first one set stays.
     pub fn note_project(&self, project: &ProjectId) {
         let _ = self.project.set(project.clone());
     }
 
-    /// A project within reach. One outside reads as not there.
+    /// Reads a project; `not_found` if the grant cannot see it.
     pub async fn project(&self, id: &ProjectId) -> Result<ProjectRow> {
         self.grant.require_project(id)?;
         let row = self.app.store.project_get(id).await?;
@@ -136,13 +136,13 @@ impl<'a> Call<'a> {
         Ok(row)
     }
 
-    /// The only project this grant sees, for calls that name none.
+    /// The only project the grant can see, for calls that name none; an error if there are several.
     pub async fn only_project(&self) -> Result<ProjectRow> {
         let filter = ProjectFilter {
-            only: self.grant.project().cloned(),
+            project: self.grant.project().cloned(),
             ..ProjectFilter::default()
         };
-        let page = self.app.store.project_list(filter, Page::first(2)).await?;
+        let page = self.app.store.project_list(filter, PageRequest::first(2)).await?;
         let more = page.items.len() > 1;
         match page.items.into_iter().next() {
             Some(row) if !more => {
@@ -150,7 +150,7 @@ impl<'a> Call<'a> {
                 Ok(row)
             }
             Some(_) => Err(Error::invalid(
-                "project_id: there is more than one project; say which",
+                "project_id: there is more than one project; name one",
             )),
             None => Err(Error::not_found(
                 "there is no project yet; project_create makes one",
@@ -158,7 +158,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A workspace within reach.
+    /// Reads a workspace; `not_found` if the grant cannot see its project.
     pub async fn workspace(&self, id: &WorkspaceId) -> Result<WorkspaceRow> {
         let missing = || Error::not_found(format!("there is no workspace {id}"));
         let row = self.app.store.workspace_get(id).await?.ok_or_else(missing)?;

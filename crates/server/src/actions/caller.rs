@@ -1,4 +1,4 @@
-//! Callers' answers to their tools' calls.
+//! `caller_tool_response`: a caller's answer to a call of a tool it lent.
 
 use std::borrow::Cow;
 
@@ -7,27 +7,27 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Tool};
+use super::{ActionCall, Effect, ActionHandler};
 
 /// `caller_tool_response`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CallerToolResponse {
-    /// Whose agent asked.
+    /// Id of the session whose agent called the tool (`gogol_…`): session_id of the caller_tool_request event.
     pub session_id: SessionId,
-    /// `request_id` of the caller_tool_request event.
+    /// request_id of the caller_tool_request event (a UUID).
     pub request_id: String,
-    /// What the tool gave: any JSON value, or MCP content.
+    /// Result of the tool: any JSON value, or MCP content (`{"content": [...]}`). Absent, without error: null.
     #[serde(default)]
     pub result: Option<Value>,
-    /// Why it failed.
+    /// Why the tool failed, as text for the agent. Not together with result.
     #[serde(default)]
     pub error: Option<String>,
 }
 
-impl Tool for CallerToolResponse {
+impl ActionHandler for CallerToolResponse {
     const NAME: &'static str = "caller_tool_response";
-    const DESCRIPTION: &'static str = "Answer a caller_tool_request event with the tool's result or its error. Only the token that lent the tool may.";
+    const DESCRIPTION: &'static str = "Answer a caller_tool_request event with the tool's result or its error. Only the token that lent the tool may answer.";
     const SCOPE: Scope = Scope::Write;
     const EFFECT: Effect = Effect::Stream;
 
@@ -36,7 +36,7 @@ impl Tool for CallerToolResponse {
         Some(format!("{} {request}", self.session_id).into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let sessions = &call.app.sessions;
         let principal = call.grant.principal();
         sessions

@@ -1,4 +1,4 @@
-//! The catalog: tool servers and built-ins under `tools/`.
+//! `catalog_*`: the catalog of tool servers and built-in tools, the files under `tools/` in the home.
 
 use std::borrow::Cow;
 
@@ -8,16 +8,16 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Reach, Tool, fields, shape};
+use super::{ActionCall, Effect, StateOwner, ActionHandler, input, output};
 
 /// `catalog_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogList {
-    /// At most so many (1 to 1000, default 100).
+    /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// `next_cursor` of the list before.
+    /// `next_cursor` of the previous answer, to read the entries after it. Absent: from the start.
     #[serde(default)]
     pub cursor: Option<String>,
 }
@@ -26,7 +26,7 @@ pub struct CatalogList {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogGet {
-    /// Which.
+    /// Id of the catalog entry, for example "files".
     pub id: CatalogId,
 }
 
@@ -34,9 +34,10 @@ pub struct CatalogGet {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogPut {
-    /// Which, new or not.
+    /// Id of the entry to create or replace: 1 to 32 of a-z, 0-9 and -, not starting with -.
     pub id: CatalogId,
-    /// The whole tool.json; its `id` may be left out.
+    /// The whole tool.json, at most 1 MiB; its `id` may be left out. Required: kind ("mcp" with transport, or
+    /// "builtin" with builtinPolicy). The value `***` in env or headers keeps the stored value.
     #[schemars(with = "serde_json::Map<String, Value>")]
     pub definition: Value,
 }
@@ -45,64 +46,64 @@ pub struct CatalogPut {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogDelete {
-    /// Which.
+    /// Id of the catalog entry to delete.
     pub id: CatalogId,
 }
 
-fn shaped(entry: &ToolEntry) -> Result<Value> {
+fn entry_json(entry: &ToolEntry) -> Result<Value> {
     let definition = serde_json::to_value(&*entry.definition).map_err(Error::internal)?;
-    let mut shape = json!({
+    let mut object = json!({
         "id": entry.id,
         "transport": entry.definition.transport(),
-        "definition": shape::masked_definition(definition),
+        "definition": output::mask_definition(definition),
     });
     if let Some(error) = &entry.error {
-        shape["error"] = json!(error);
+        object["error"] = json!(error);
     }
-    Ok(shape)
+    Ok(object)
 }
 
-impl Tool for CatalogList {
+impl ActionHandler for CatalogList {
     const NAME: &'static str = "catalog_list";
     const DESCRIPTION: &'static str = "List the catalog's tool servers and built-ins, by id.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let catalog = call.app.library.catalog();
         let rows = catalog.iter().map(|(id, entry)| (id.as_str(), entry));
-        let (rows, next) = fields::slice(rows, self.limit, self.cursor.as_deref())?;
-        let items: Result<Vec<_>> = rows.into_iter().map(|entry| shaped(entry)).collect();
-        Ok(shape::listed("entries", items?, next))
+        let (rows, next) = input::page_of_sorted(rows, self.limit, self.cursor.as_deref())?;
+        let items: Result<Vec<_>> = rows.into_iter().map(|entry| entry_json(entry)).collect();
+        Ok(output::list_items("entries", items?, next))
     }
 }
 
-impl Tool for CatalogGet {
+impl ActionHandler for CatalogGet {
     const NAME: &'static str = "catalog_get";
     const DESCRIPTION: &'static str = "Show one catalog entry.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
-        shaped(&*call.app.library.tool(&self.id)?)
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+        entry_json(&*call.app.library.tool(&self.id)?)
     }
 }
 
-impl Tool for CatalogPut {
+impl ActionHandler for CatalogPut {
     const NAME: &'static str = "catalog_put";
     const DESCRIPTION: &'static str =
-        "Create or replace a catalog entry. Running sessions that use it take the new one over.";
+        "Create or replace a catalog entry. Running sessions that use it switch to the new definition.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Set;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
     fn target(&self) -> Option<Cow<'_, str>> {
         Some(self.id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let library = &call.app.library;
         let mut definition = self.definition;
         if let Value::Object(object) = &mut definition {
@@ -111,25 +112,25 @@ impl Tool for CatalogPut {
         if let Ok(before) = library.tool(&self.id)
             && let Ok(before) = serde_json::to_value(&*before.definition)
         {
-            shape::unmasked_definition(&mut definition, &before);
+            output::restore_masked(&mut definition, &before);
         }
         let entry = library.tool_put(self.id, definition).await?;
-        shaped(&entry)
+        entry_json(&entry)
     }
 }
 
-impl Tool for CatalogDelete {
+impl ActionHandler for CatalogDelete {
     const NAME: &'static str = "catalog_delete";
     const DESCRIPTION: &'static str = "Delete a catalog entry. Refused while an agent uses it.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Delete;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
     fn target(&self) -> Option<Cow<'_, str>> {
         Some(self.id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.app.library.tool_delete(self.id.clone()).await?;
         Ok(json!({ "id": self.id, "deleted": true }))
     }

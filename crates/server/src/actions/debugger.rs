@@ -1,4 +1,4 @@
-//! The debugger: context builds, tool calls, blocks, health.
+//! `debugger_events`: the debugger's log of context builds, tool calls, blocked calls and health changes.
 
 use std::time::Duration;
 
@@ -8,39 +8,40 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Tool};
+use super::{ActionCall, Effect, ActionHandler};
 
 /// `debugger_events`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DebuggerEvents {
-    /// Only of this session.
+    /// Only events of this session (`gogol_…`). Absent: of all your token can see.
     #[serde(default)]
     pub session_id: Option<SessionId>,
-    /// Only of this agent.
+    /// Only events of the agent with this slug. Absent: of all.
     #[serde(default)]
     pub agent: Option<Slug>,
-    /// Only of these kinds.
+    /// Only events of these kinds, for example `["tool_call", "tool_blocked"]`. Absent: all kinds.
     #[serde(default)]
     pub kinds: Option<Vec<String>>,
-    /// After this index; -1 is from the first.
+    /// Return events after this index, not the one at it; the index counts over the whole server. Default: -1, from
+    /// the first.
     #[serde(default)]
     pub since_index: Option<i64>,
-    /// At most so many (1 to 1000, default 100).
+    /// Maximum number of events to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub max_events: Option<u32>,
-    /// Wait so long for the first one (0 to 50000 ms, default 0).
+    /// How long to wait for a first event if there is none yet, in milliseconds, 0 to 50000. Default: 0.
     #[serde(default)]
     pub wait_ms: Option<u32>,
 }
 
-impl Tool for DebuggerEvents {
+impl ActionHandler for DebuggerEvents {
     const NAME: &'static str = "debugger_events";
     const DESCRIPTION: &'static str = "Read what happened behind the scenes: context builds and teardowns, tool calls and blocks, health changes.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let max = self.max_events.unwrap_or(100);
         let wait = self.wait_ms.unwrap_or(0);
         if !(1..=1000).contains(&max) {
@@ -66,7 +67,7 @@ impl Tool for DebuggerEvents {
         };
         let since = self.since_index.unwrap_or(-1);
         let log = call.app.store.debugger();
-        // What was recorded before the question is in the answer.
+        // So that the answer has every event recorded before the request.
         log.flush().await;
         let poll = log.poll(
             &filter,
@@ -76,7 +77,7 @@ impl Tool for DebuggerEvents {
         );
         let events = tokio::select! {
             events = poll => events?,
-            () = call.origin.gone().cancelled() => return Err(Error::unavailable("the client left")),
+            () = call.origin.cancellation().cancelled() => return Err(Error::unavailable("the client left")),
             () = call.app.stopping.cancelled() => Vec::new(),
         };
         let last_index = events.last().map_or(since, |event| event.index);

@@ -1,109 +1,111 @@
-//! What every action says of itself, once: MCP, REST, OpenAPI, the relay socket and the audit log all
-//! read it from here.
+//! The definition of an action: name, description, scope, effect and argument schema. MCP, REST, OpenAPI, the relay
+//! socket and the audit log all use it.
 
 use std::{borrow::Cow, sync::OnceLock};
 
-use oubliette_protocol::{Error, Object, Result, Scope};
+use oubliette_protocol::{Error, JsonObject, Result, Scope};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::Call;
+use super::ActionCall;
 
-/// What an action is, apart from doing it.
+/// Everything about an action but its handler.
 #[derive(Debug)]
-pub struct Definition {
-    /// The tool's name.
+pub struct ActionDefinition {
+    /// Name of the action, which is also its MCP tool's.
     pub name: &'static str,
-    /// For people and models.
+    /// What it does, for people and models.
     pub description: &'static str,
-    /// The least scope.
+    /// Lowest scope that may perform it.
     pub scope: Scope,
-    /// What it does to the state.
+    /// What it changes.
     pub effect: Effect,
-    /// Whose state.
-    pub reach: Reach,
-    /// Its arguments as a JSON schema.
-    pub schema: fn() -> &'static Object,
+    /// Whether it concerns a project or the whole server.
+    pub state_owner: StateOwner,
+    /// JSON schema of its arguments.
+    pub schema: fn() -> &'static JsonObject,
 }
 
-/// What an action does to the state.
+/// What an action changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing.
+    /// Changes nothing; not audited.
     Read,
-    /// Adds to it or changes it.
+    /// Adds something; repeating it adds more.
     Write,
-    /// The same when repeated.
+    /// Sets something; idempotent.
     Set,
-    /// Takes something away.
+    /// Removes something.
     Delete,
-    /// Many a second: audited behind the answer, not before it.
+    /// Happens many times a second, so its audit entry is written after the answer instead of before.
     Stream,
 }
 
 impl Effect {
-    /// Whether it changes anything.
+    /// Whether it changes anything, and so is audited.
     pub fn changes(self) -> bool {
         self != Effect::Read
     }
 }
 
-/// Whose state an action touches.
+/// Whose state an action reads or changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// A project's, which the handler checks against the grant.
+pub enum StateOwner {
+    /// A project's; the handler checks that the grant can see it.
     Project,
-    /// The whole server's: a token bound to a project may look, not change.
+    /// The whole server's; a token bound to a project may read but not change it.
     Server,
 }
 
-/// One tool. Its fields are its arguments.
-pub trait Tool: DeserializeOwned + JsonSchema + Send + 'static {
-    /// Its name.
+/// An action: a struct whose fields are its arguments.
+pub trait ActionHandler: DeserializeOwned + JsonSchema + Send + 'static {
+    /// Name of the action and of its MCP tool.
     const NAME: &'static str;
-    /// What it does.
+    /// What it does, for people and models.
     const DESCRIPTION: &'static str;
-    /// The least scope.
+    /// Lowest scope that may perform it.
     const SCOPE: Scope;
-    /// What it does to the state.
+    /// What it changes.
     const EFFECT: Effect;
-    /// Whose state.
-    const REACH: Reach = Reach::Project;
+    /// Whether it concerns a project or the whole server.
+    const STATE_OWNER: StateOwner = StateOwner::Project;
 
-    /// What it acts on, for the audit log. Never a secret.
+    /// The id or name of what it acts on, for the audit log. Never a secret.
     fn target(&self) -> Option<Cow<'_, str>> {
         None
     }
 
-    /// Does it.
-    fn run(self, call: &Call<'_>) -> impl Future<Output = Result<Value>> + Send;
+    /// Runs it; the grant's scope is already checked.
+    fn run(self, call: &ActionCall<'_>) -> impl Future<Output = Result<Value>> + Send;
 
-    /// Its definition.
-    fn definition() -> Definition {
-        Definition {
+    /// The definition made of the constants above.
+    fn definition() -> ActionDefinition {
+        ActionDefinition {
             name: Self::NAME,
             description: Self::DESCRIPTION,
             scope: Self::SCOPE,
             effect: Self::EFFECT,
-            reach: Self::REACH,
+            state_owner: Self::STATE_OWNER,
             schema: schema_of::<Self>,
         }
     }
 }
 
-/// The schema of a tool's arguments, made once.
-fn schema_of<T: JsonSchema + 'static>() -> &'static Object {
-    // A generic function has one static for all its types, so the cache is keyed by type.
-    static MADE: OnceLock<parking_lot::Mutex<std::collections::HashMap<std::any::TypeId, &'static Object>>> =
-        OnceLock::new();
-    let made = MADE.get_or_init(Default::default);
-    made.lock()
+/// The argument schema of a type, generated once.
+fn schema_of<T: JsonSchema + 'static>() -> &'static JsonObject {
+    // A static in a generic function is shared by all its instances, so the cache is keyed by type.
+    static SCHEMAS: OnceLock<
+        parking_lot::Mutex<std::collections::HashMap<std::any::TypeId, &'static JsonObject>>,
+    > = OnceLock::new();
+    let schemas = SCHEMAS.get_or_init(Default::default);
+    schemas
+        .lock()
         .entry(std::any::TypeId::of::<T>())
-        .or_insert_with(|| Box::leak(Box::new(make_schema::<T>())))
+        .or_insert_with(|| Box::leak(Box::new(generate_schema::<T>())))
 }
 
-fn make_schema<T: JsonSchema>() -> Object {
+fn generate_schema<T: JsonSchema>() -> JsonObject {
     let settings = SchemaSettings::draft2020_12().with(|s| {
         s.inline_subschemas = true;
         s.meta_schema = None;
@@ -111,24 +113,24 @@ fn make_schema<T: JsonSchema>() -> Object {
     let schema = settings.into_generator().into_root_schema_for::<T>();
     let mut object = match schema.to_value() {
         Value::Object(object) => object,
-        _ => Object::new(),
+        _ => JsonObject::new(),
     };
     object.remove("title");
     object.remove("description");
     object.insert("type".into(), "object".into());
     object
         .entry("properties")
-        .or_insert_with(|| Value::Object(Object::new()));
+        .or_insert_with(|| Value::Object(JsonObject::new()));
     object
 }
 
-/// Reads a tool's arguments; an unknown or wrong one is refused by name.
-pub fn arguments<T: DeserializeOwned>(arguments: Object) -> Result<T> {
-    oubliette_protocol::strict::from_value(Value::Object(arguments)).map_err(|refusal| {
-        let at = match refusal.field.as_str() {
+/// Parses an action's arguments; the error names an unknown or wrong field.
+pub fn parse_arguments<T: DeserializeOwned>(arguments: JsonObject) -> Result<T> {
+    oubliette_protocol::strict::from_value(Value::Object(arguments)).map_err(|error| {
+        let at = match error.field.as_str() {
             "" => String::new(),
             field => format!("{field}: "),
         };
-        Error::invalid(format!("arguments: {at}{}", refusal.reason))
+        Error::invalid(format!("arguments: {at}{}", error.reason))
     })
 }

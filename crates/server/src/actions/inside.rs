@@ -1,4 +1,5 @@
-//! What an agent may never do, whatever its key: nothing from inside widens what a session may do.
+//! Checks of actions called from inside a sandbox. Whatever its key, an agent may not widen what its session, or
+//! any session above it, may do.
 
 use std::collections::HashSet;
 
@@ -12,41 +13,45 @@ use crate::app::App;
 pub async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()> {
     match action {
         Action::ProjectCreate(new) => {
-            sandbox(new.sandbox.as_ref())?;
-            within_defaults(app, new.sandbox.as_ref(), new.limits.as_ref())
+            check_sandbox(new.sandbox.as_ref())?;
+            check_within_defaults(app, new.sandbox.as_ref(), new.limits.as_ref())
         }
         Action::ProjectUpdate(change) => {
-            sandbox(change.sandbox.as_ref())?;
-            within_defaults(app, change.sandbox.as_ref(), change.limits.as_ref())?;
-            own_project(app, session, change).await
+            check_sandbox(change.sandbox.as_ref())?;
+            check_within_defaults(app, change.sandbox.as_ref(), change.limits.as_ref())?;
+            check_own_project(app, session, change).await
         }
         Action::WorkspaceCreate(new) if new.source.is_some() => Err(denied(
             "source: cloning would give a sandbox the server's network",
         )),
         Action::AgentPut(put) => {
-            definition(&put.definition)?;
-            let used = Used::of(app, session).await?;
-            used.agent(&put.slug)
+            check_definition(&put.definition)?;
+            let used = UsedDefinitions::used_by(app, session).await?;
+            used.check_agent(&put.slug)
         }
-        Action::AgentDelete(delete) => Used::of(app, session).await?.agent(&delete.slug),
+        Action::AgentDelete(delete) => UsedDefinitions::used_by(app, session)
+            .await?
+            .check_agent(&delete.slug),
         Action::CatalogPut(put) => {
-            definition(&put.definition)?;
-            let used = Used::of(app, session).await?;
-            used.tool(&put.id)
+            check_definition(&put.definition)?;
+            let used = UsedDefinitions::used_by(app, session).await?;
+            used.check_tool(&put.id)
         }
-        Action::CatalogDelete(delete) => Used::of(app, session).await?.tool(&delete.id),
+        Action::CatalogDelete(delete) => UsedDefinitions::used_by(app, session)
+            .await?
+            .check_tool(&delete.id),
         Action::SessionSwitchAgent(switch) => {
-            let tree = Tree::of(app, session).await?;
-            match tree.holds(app, &switch.session_id).await? {
+            let tree = SessionTree::of(app, session).await?;
+            match tree.contains(app, &switch.session_id).await? {
                 true => Err(denied(
                     "session_switch_agent of a session of its own tree changes what runs there",
                 )),
                 false => Ok(()),
             }
         }
-        Action::ToolCall(call) => above(app, session, &call.session_id, "tool_call").await,
+        Action::ToolCall(call) => check_not_ancestor(app, session, &call.session_id, "tool_call").await,
         Action::ToolServerRestart(restart) => {
-            above(app, session, &restart.session_id, "tool_server_restart").await
+            check_not_ancestor(app, session, &restart.session_id, "tool_server_restart").await
         }
         Action::WorkspaceCreate(_)
         | Action::SessionMessage(_)
@@ -77,13 +82,15 @@ pub async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()
     }
 }
 
+/// The `permission_denied` error of every check here.
 fn denied(what: &str) -> Error {
     Error::permission_denied(format!(
         "{what}; this is not possible from inside a sandbox, whatever the key"
     ))
 }
 
-fn sandbox(given: Option<&project::Sandbox>) -> Result<()> {
+/// Refuses the sandbox settings that only an admin outside may set.
+fn check_sandbox(given: Option<&project::ProjectSandbox>) -> Result<()> {
     let Some(given) = given else { return Ok(()) };
     for (field, set) in [
         ("driver", given.driver.is_some()),
@@ -97,16 +104,16 @@ fn sandbox(given: Option<&project::Sandbox>) -> Result<()> {
     Ok(())
 }
 
-/// Even an admin's key stays within what the server gives everyone.
-fn within_defaults(
+/// Refuses limits above the server's defaults, which outside an admin token may set.
+fn check_within_defaults(
     app: &App,
-    sandbox: Option<&project::Sandbox>,
-    limits: Option<&project::Limits>,
+    sandbox: Option<&project::ProjectSandbox>,
+    limits: Option<&project::ProjectLimits>,
 ) -> Result<()> {
     let config = &app.config;
     let above = |field: &str| Err(denied(&format!("{field} is above the server's default")));
     if let Some(given) = sandbox {
-        let over = |given: Option<u64>, most: u64| given.is_some_and(|n| n > most);
+        let over = |given: Option<u64>, max: u64| given.is_some_and(|n| n > max);
         if over(given.memory_mb, config.sandbox.memory_mb) {
             return above("sandbox.memory_mb");
         }
@@ -134,8 +141,8 @@ fn within_defaults(
     Ok(())
 }
 
-/// In its own project an agent may not raise its bounds, its key or its default agent either.
-async fn own_project(app: &App, session: &SessionId, change: &project::ProjectUpdate) -> Result<()> {
+/// Refuses changes to the calling session's own project that affect its sandbox, limits, key, environment or agent.
+async fn check_own_project(app: &App, session: &SessionId, change: &project::ProjectUpdate) -> Result<()> {
     let Some(row) = app.store.session_get(session).await? else {
         return Ok(());
     };
@@ -155,8 +162,8 @@ async fn own_project(app: &App, session: &SessionId, change: &project::ProjectUp
     own("agent", change.agent.is_some())
 }
 
-/// A definition from inside may not open a sandbox, even that of another agent.
-fn definition(definition: &Value) -> Result<()> {
+/// Refuses a definition that leaves the sandbox, opens its network or shows host files, even for another agent.
+fn check_definition(definition: &Value) -> Result<()> {
     if let Some(isolation) = definition.get("isolation")
         && isolation != "sandbox"
     {
@@ -180,26 +187,26 @@ fn definition(definition: &Value) -> Result<()> {
     Ok(())
 }
 
-/// A session with all that stand above it and below the same root.
-struct Tree {
+/// The tree of sessions below one root session.
+struct SessionTree {
     root: Option<SessionId>,
 }
 
-impl Tree {
+impl SessionTree {
     async fn of(app: &App, session: &SessionId) -> Result<Self> {
         Ok(Self {
             root: app.store.session_get(session).await?.map(|row| row.root_id),
         })
     }
 
-    async fn holds(&self, app: &App, other: &SessionId) -> Result<bool> {
+    async fn contains(&self, app: &App, other: &SessionId) -> Result<bool> {
         let row = app.store.session_get(other).await?;
         Ok(row.is_some_and(|row| Some(row.root_id) == self.root))
     }
 }
 
-/// A session may not act through the tools of one that stands above it.
-async fn above(app: &App, session: &SessionId, target: &SessionId, what: &str) -> Result<()> {
+/// Refuses a target session that is an ancestor of the calling one, whose tools may be wider.
+async fn check_not_ancestor(app: &App, session: &SessionId, target: &SessionId, what: &str) -> Result<()> {
     let mut next = app
         .store
         .session_get(session)
@@ -208,7 +215,7 @@ async fn above(app: &App, session: &SessionId, target: &SessionId, what: &str) -
     while let Some(id) = next {
         if id == *target {
             return Err(denied(&format!(
-                "{what} in a session above its own lends it that session's tools"
+                "{what} in a session above its own would give it that session's tools"
             )));
         }
         next = app.store.session_get(&id).await?.and_then(|row| row.parent_id);
@@ -216,30 +223,30 @@ async fn above(app: &App, session: &SessionId, target: &SessionId, what: &str) -
     Ok(())
 }
 
-/// The agents and catalog entries a session and its ancestors use.
+/// The agents and catalog entries that a session and its ancestors use.
 #[derive(Debug, Default)]
-pub struct Used {
+pub struct UsedDefinitions {
     agents: HashSet<Slug>,
     tools: HashSet<CatalogId>,
 }
 
-impl Used {
-    /// Walks up from a session.
-    pub async fn of(app: &App, session: &SessionId) -> Result<Self> {
+impl UsedDefinitions {
+    /// Collects them from the session up to its root.
+    pub async fn used_by(app: &App, session: &SessionId) -> Result<Self> {
         let mut used = Self::default();
         let mut next = Some(session.clone());
         while let Some(id) = next {
             let Some(row) = app.store.session_get(&id).await? else {
                 break;
             };
-            used.with_children(app, row.agent);
+            used.add_agent(app, row.agent);
             next = row.parent_id;
         }
         Ok(used)
     }
 
-    /// An agent, and what it may start, and what that may start: children inherit its reach.
-    fn with_children(&mut self, app: &App, agent: Slug) {
+    /// Adds an agent, the agents it may start and the ones those may start, with their catalog entries.
+    fn add_agent(&mut self, app: &App, agent: Slug) {
         let mut next = vec![agent];
         while let Some(agent) = next.pop() {
             if let Ok(entry) = app.library.agent(&agent)
@@ -252,7 +259,7 @@ impl Used {
         }
     }
 
-    fn agent(&self, slug: &Slug) -> Result<()> {
+    fn check_agent(&self, slug: &Slug) -> Result<()> {
         match self.agents.contains(slug) {
             true => Err(denied(&format!(
                 "agent {slug} is what this session or one above it runs"
@@ -261,7 +268,7 @@ impl Used {
         }
     }
 
-    fn tool(&self, id: &CatalogId) -> Result<()> {
+    fn check_tool(&self, id: &CatalogId) -> Result<()> {
         match self.tools.contains(id) {
             true => Err(denied(&format!(
                 "catalog entry {id} is what this session or one above it uses"

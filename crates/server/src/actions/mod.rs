@@ -1,32 +1,32 @@
-//! Everything Oubliette can be asked to do.
+//! The actions: everything Oubliette can be asked to do.
 //!
-//! MCP, REST, the control socket, the relay socket and the command line all end in [`perform`]: the
-//! one place where a [`Grant`] is checked, an action is run and the audit log is written. An action is
-//! one struct that implements [`Tool`]; its fields are the arguments. To add one, write it in the file
+//! MCP, REST, the control socket, the relay socket and the command line all call [`perform`], the only place
+//! where a [`Grant`] is checked, an action is run and the audit log is written. An action is
+//! one struct that implements [`ActionHandler`]; its fields are the arguments. To add one, write it in the file
 //! of its noun and name it in the list below.
 //!
-//! - [`definition`]: what an action says of itself. [`call`]: what a handler works with.
-//! - [`inside`]: what an agent may never do, whatever its key.
-//! - [`shape`], [`fields`]: what goes out and what comes in, shared by the nouns.
-//! - a file a noun: the actions.
+//! - [`definition`]: name, description, scope, effect and schema of an action. [`call`]: what its handler gets.
+//! - [`inside`]: checks of calls from inside a sandbox, which hold whatever the key.
+//! - [`input`], [`output`]: checks of arguments, and result objects, that several actions share.
+//! - `project`, `workspace`, `session` and so on: the actions, one file for each noun.
 
 pub mod call;
 pub mod definition;
-pub mod fields;
+pub mod input;
 pub mod inside;
-pub mod shape;
+pub mod output;
 
 use std::{
     borrow::Cow,
     sync::{Arc, OnceLock},
 };
 
-use oubliette_protocol::{Error, Object, Result, tool::ToolSpec};
+use oubliette_protocol::{Error, JsonObject, Result, tool::ToolSpec};
 use oubliette_store::AuditEntry;
 use serde_json::Value;
 
-pub use call::{Call, EventSink, Inside, Origin, Outside};
-pub use definition::{Definition, Effect, Reach, Tool};
+pub use call::{ActionCall, ActionOrigin, EventSink, InsideCall, OutsideCall};
+pub use definition::{ActionDefinition, ActionHandler, Effect, StateOwner};
 
 use crate::{app::App, auth::Grant};
 
@@ -34,34 +34,34 @@ macro_rules! actions {
     ($($module:ident: $($action:ident),+;)+) => {
         $(pub mod $module;)+
 
-        /// One thing asked for, its arguments read.
-        #[allow(clippy::large_enum_variant, reason = "one at a time, moved once")]
-        #[allow(missing_docs, reason = "each variant is the struct of its name")]
+        /// An action with its parsed arguments.
+        #[allow(clippy::large_enum_variant, reason = "made and moved once for each call")]
+        #[allow(missing_docs, reason = "each variant holds the struct of the same name")]
         pub enum Action { $($($action($module::$action),)+)+ }
 
         impl Action {
-            /// Reads the arguments of the named action.
-            fn read(name: &str, given: Object) -> Result<Self> {
-                $($(if name == <$module::$action as Tool>::NAME {
-                    return definition::arguments(given).map(Action::$action);
+            /// Parses the arguments of the action with this name.
+            fn parse(name: &str, arguments: JsonObject) -> Result<Self> {
+                $($(if name == <$module::$action as ActionHandler>::NAME {
+                    return definition::parse_arguments(arguments).map(Action::$action);
                 })+)+
-                Err(unknown(name))
+                Err(unknown_action(name))
             }
 
             fn target(&self) -> Option<Cow<'_, str>> {
                 match self { $($(Action::$action(action) => action.target(),)+)+ }
             }
 
-            async fn run(self, call: &Call<'_>) -> Result<Value> {
+            async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
                 // Boxed, so that the largest handler does not set the size of every call.
                 match self { $($(Action::$action(action) => Box::pin(action.run(call)).await,)+)+ }
             }
         }
 
-        /// Every action, in the order of the list.
-        pub fn all() -> &'static [Definition] {
-            static ALL: OnceLock<Vec<Definition>> = OnceLock::new();
-            ALL.get_or_init(|| vec![$($(<$module::$action as Tool>::definition(),)+)+])
+        /// The definitions of all actions, in the order of the list.
+        pub fn all() -> &'static [ActionDefinition] {
+            static ALL: OnceLock<Vec<ActionDefinition>> = OnceLock::new();
+            ALL.get_or_init(|| vec![$($(<$module::$action as ActionHandler>::definition(),)+)+])
         }
     };
 }
@@ -80,42 +80,42 @@ actions! {
     server: ServerInfo, Doctor;
 }
 
-/// The definition of a name.
-pub fn find(name: &str) -> Option<&'static Definition> {
+/// The definition of the action with this name.
+pub fn find(name: &str) -> Option<&'static ActionDefinition> {
     all().iter().find(|d| d.name == name)
 }
 
-/// No such action.
-pub fn unknown(name: &str) -> Error {
+/// `not_found` error for an action name that does not exist.
+pub fn unknown_action(name: &str) -> Error {
     Error::not_found(format!(
         "there is no tool {}",
         oubliette_protocol::id::quoted(name)
     ))
 }
 
-/// Whether a grant may perform an action at all. What it acts on is the handler's to check.
-pub fn permits(grant: &Grant, definition: &Definition) -> Result<()> {
+/// Checks that a grant's scope and project binding allow an action. The handler checks the target.
+pub fn check_grant(grant: &Grant, definition: &ActionDefinition) -> Result<()> {
     grant.require(definition.scope, definition.name)?;
-    match (definition.reach, definition.effect.changes()) {
-        (Reach::Server, true) => grant.require_unbound(definition.name),
-        (Reach::Server, false) | (Reach::Project, _) => Ok(()),
+    match (definition.state_owner, definition.effect.changes()) {
+        (StateOwner::Server, true) => grant.require_unbound(definition.name),
+        (StateOwner::Server, false) | (StateOwner::Project, _) => Ok(()),
     }
 }
 
-/// What a grant is shown: just what it may perform.
-pub fn visible(grant: &Grant) -> impl Iterator<Item = &'static Definition> {
+/// The actions a grant may perform, which are the tools its client is shown.
+pub fn visible(grant: &Grant) -> impl Iterator<Item = &'static ActionDefinition> {
     all()
         .iter()
-        .filter(|definition| permits(grant, definition).is_ok())
+        .filter(|definition| check_grant(grant, definition).is_ok())
 }
 
-/// The same as tools, for the relay socket.
-pub fn specs(grant: &Grant) -> Vec<ToolSpec> {
-    visible(grant).map(spec).collect()
+/// The [`visible`] actions as tools, for the relay socket.
+pub fn tool_specs(grant: &Grant) -> Vec<ToolSpec> {
+    visible(grant).map(tool_spec).collect()
 }
 
-/// An action as a tool.
-pub fn spec(definition: &Definition) -> ToolSpec {
+/// An action as a tool for a model.
+pub fn tool_spec(definition: &ActionDefinition) -> ToolSpec {
     ToolSpec {
         name: definition.name.into(),
         description: definition.description.into(),
@@ -123,47 +123,47 @@ pub fn spec(definition: &Definition) -> ToolSpec {
     }
 }
 
-/// Performs an action: checks the grant, reads the arguments, runs it, writes the audit log. Every door
-/// ends here.
+/// Performs an action: checks the grant, parses the arguments, runs the handler, writes the audit log. Every door
+/// calls this.
 pub async fn perform(
     app: &Arc<App>,
     grant: &Grant,
     name: &str,
-    given: Object,
-    origin: &Origin,
+    arguments: JsonObject,
+    origin: &ActionOrigin,
 ) -> Result<Value> {
-    let definition = find(name).ok_or_else(|| unknown(name))?;
+    let definition = find(name).ok_or_else(|| unknown_action(name))?;
     let started = std::time::Instant::now();
-    let call = Call::new(app, grant, origin);
+    let call = ActionCall::new(app, grant, origin);
     let mut target = None;
     let outcome = async {
-        // Before the arguments are looked at: what is out of reach says nothing about its arguments.
-        permits(grant, definition)?;
-        let action = Action::read(name, given)?;
+        // Before parsing, so that a client without access learns nothing about the arguments.
+        check_grant(grant, definition)?;
+        let action = Action::parse(name, arguments)?;
         target = action.target().map(Cow::into_owned);
-        if let Origin::Inside(inside) = origin {
+        if let ActionOrigin::Inside(inside) = origin {
             inside::check(app, &inside.session, &action).await?;
         }
         action.run(&call).await
     }
     .await;
-    app.metrics.action(
+    app.metrics.count_action(
         definition.name,
         outcome.as_ref().err().map(|e| e.code),
         started.elapsed(),
     );
     if let Err(error) = &outcome {
-        log(definition.name, grant, error);
+        log_error(definition.name, grant, error);
     }
     if definition.effect.changes() {
-        let entry = entry(&call, definition, target, outcome.as_ref().err());
+        let entry = audit_entry(&call, definition, target, outcome.as_ref().err());
         match definition.effect {
-            Effect::Stream => app.audit_soon(entry).await,
+            Effect::Stream => app.queue_audit(entry).await,
             Effect::Read | Effect::Write | Effect::Set | Effect::Delete => {
                 let written = app.store.audit_append(entry).await;
-                // What was done is done; that it could not be written down must not be silent.
+                // The action is done and stays done, but a missing audit entry is reported as an error.
                 if let Err(error) = written {
-                    tracing::error!(action = definition.name, error = %error.for_log(), "audit entry not written");
+                    tracing::error!(action = definition.name, error = %error.for_log(), "appending an audit entry failed");
                     outcome.as_ref().map_err(Clone::clone)?;
                     return Err(error);
                 }
@@ -173,9 +173,9 @@ pub async fn perform(
     outcome
 }
 
-fn entry(
-    call: &Call<'_>,
-    definition: &Definition,
+fn audit_entry(
+    call: &ActionCall<'_>,
+    definition: &ActionDefinition,
     target: Option<String>,
     error: Option<&Error>,
 ) -> AuditEntry {
@@ -185,17 +185,17 @@ fn entry(
         action: definition.name.into(),
         target,
         outcome: error.map_or("ok", |e| e.code.as_str()).into(),
-        project_id: call.noted_project().or(call.grant.project()).cloned(),
+        project_id: call.audited_project().or(call.grant.project()).cloned(),
         detail: None,
     }
 }
 
-/// Runs what waits for the disk where it holds nobody up.
-pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+/// Runs blocking work, such as disk access, on tokio's blocking threads.
+pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(Error::internal)?
 }
 
-fn log(action: &str, grant: &Grant, error: &Error) {
+fn log_error(action: &str, grant: &Grant, error: &Error) {
     let token = grant.token_id().map(tracing::field::display);
     match &error.log {
         Some(_) => {

@@ -1,61 +1,69 @@
-//! Projects: what sessions and workspaces belong to.
+//! `project_*`: projects, which sessions and workspaces belong to.
 
 use std::borrow::Cow;
 
 use indexmap::IndexMap;
-use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId, agent::Network};
-use oubliette_store::{Page, ProjectFilter, ProjectRow, TokenFilter, WorkspaceRow};
+use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId, agent::NetworkAccess};
+use oubliette_store::{PageRequest, ProjectFilter, ProjectRow, TokenFilter, WorkspaceRow};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Reach, Tool, fields, shape};
-use crate::{app::App, config::Config, workspace};
+use super::{ActionCall, Effect, StateOwner, ActionHandler, input, output};
+use crate::{app::App, config::ServerConfig, workspace};
 
-/// What a project's sessions may use of the machine.
+/// Sandbox settings of a project: what its sessions may use of the machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Sandbox {
-    /// Sandbox driver (admin).
+pub struct ProjectSandbox {
+    /// Sandbox driver. Must be the one this server is configured with (`driver` of server_info). Needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// Image of the sandbox, for drivers that have images (admin).
+    /// Container image of the sandboxes. Refused by drivers without images, such as "local". Needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// What sandboxes may reach: none, proxy or host (admin).
+    /// Network access of the sandboxes: "none", "proxy" (HTTP and HTTPS through the server) or "host" (only if
+    /// `[trust] host_network` is true in the server's configuration). Default: what each agent's definition asks for.
+    /// Needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network: Option<Network>,
-    /// Memory in MiB; above the server's default: admin.
+    pub network: Option<NetworkAccess>,
+    /// Memory limit of a sandbox in MiB, at least 16. Default: the server's (`limits` of server_info); more needs
+    /// admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mb: Option<u64>,
-    /// Processors; above the server's default: admin.
+    /// CPU limit of a sandbox in cores, at least 0.01, for example 1.5. Default: the server's (`limits` of
+    /// server_info); more needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<f64>,
-    /// Processes; above the server's default: admin.
+    /// Maximum number of processes and threads in a sandbox, at least 8. Default: the server's (`limits` of
+    /// server_info); more needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids: Option<u64>,
-    /// Workspace size in MiB; above the server's default: admin.
+    /// Maximum size of a workspace in MiB, at least 1. Default: the server's (`limits` of server_info); more needs
+    /// admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace_mb: Option<u64>,
 }
 
-/// How many sessions a project may have.
+/// Limits on the number of a project's sessions.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Limits {
-    /// How deep sessions may start sessions; above the server's default: admin.
+pub struct ProjectLimits {
+    /// Maximum depth of sessions started by sessions: 0 allows no child sessions, 1 children, 2 children of children.
+    /// Default: the server's (`limits` of server_info); more needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_depth: Option<u32>,
-    /// Active sessions; above the server's default: admin.
+    /// Maximum number of active sessions at once, 1 to 1000000. Default: the server's (`limits` of server_info);
+    /// more needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_sessions: Option<u32>,
 }
 
-/// The key the server mints for each session of a project.
+/// The API key that the server creates for each session of a project, so that its agent can use Oubliette's own tools.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ApiKey {
-    /// How far it reaches, at most as far as the token that sets it.
+pub struct SessionKeySettings {
+    /// Scope of the key: "read", "write" or "admin". Not above the scope of the token that sets it.
     pub scope: Scope,
 }
 
@@ -63,70 +71,74 @@ pub struct ApiKey {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectCreate {
-    /// What people call it.
+    /// Display name: one line of 1 to 200 characters. Need not be unique.
     pub name: String,
-    /// What it is for.
+    /// What the project is for, at most 10000 characters. Default: empty.
     #[serde(default)]
     pub description: Option<String>,
-    /// The agent its sessions run when none is named.
+    /// Slug of an existing agent, which new sessions run when session_message names none, for example "assistant".
+    /// Default: none; session_message must then name one.
     #[serde(default)]
     pub agent: Option<Slug>,
-    /// Environment of its agents. Values are never shown again.
+    /// Environment variables of the project's agents, name to value: at most 256; names of letters, digits and _;
+    /// values of at most 65536 bytes. Answers show each value as `***`.
     #[serde(default)]
     pub env: Option<IndexMap<String, String>>,
-    /// Mint a key for each session, instead of keeping one in env.
+    /// Create an API key for each session, which its agent gets as OUBLIETTE_API_KEY and which ends with the
+    /// session. Default: no key is created.
     #[serde(default)]
-    pub api_key: Option<ApiKey>,
-    /// What its sandboxes may use.
+    pub api_key: Option<SessionKeySettings>,
+    /// Sandbox settings. Absent fields: the server's defaults.
     #[serde(default)]
-    pub sandbox: Option<Sandbox>,
-    /// How many sessions it may have.
+    pub sandbox: Option<ProjectSandbox>,
+    /// Limits on sessions. Absent fields: the server's defaults.
     #[serde(default)]
-    pub limits: Option<Limits>,
+    pub limits: Option<ProjectLimits>,
 }
 
 /// `project_update`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectUpdate {
-    /// Which.
+    /// Id of the project to change (`proj_…`).
     pub project_id: ProjectId,
-    /// A new name.
+    /// New display name: one line of 1 to 200 characters. Absent: unchanged.
     #[serde(default)]
     pub name: Option<String>,
-    /// A new description.
+    /// New description, at most 10000 characters. Absent: unchanged.
     #[serde(default)]
     pub description: Option<String>,
-    /// Another default agent; null for none.
-    #[serde(default, deserialize_with = "fields::or_null")]
+    /// Slug of the new default agent, which must exist; null for none. Absent: unchanged.
+    #[serde(default, deserialize_with = "input::nullable")]
     #[schemars(with = "Option<Slug>")]
     pub agent: Option<Option<Slug>>,
-    /// Replaces the environment; a value of `***` keeps what is there.
+    /// Environment variables, name to value, that replace all present ones; the value `***` keeps the stored value
+    /// of that name. At most 256; values of at most 65536 bytes. Absent: unchanged.
     #[serde(default)]
     pub env: Option<IndexMap<String, String>>,
-    /// Mint a key for each session; null for none.
-    #[serde(default, deserialize_with = "fields::or_null")]
-    #[schemars(with = "Option<ApiKey>")]
-    pub api_key: Option<Option<ApiKey>>,
-    /// Changes what is given of it.
+    /// Create an API key of this scope for each new session; null: create none. Absent: unchanged.
+    #[serde(default, deserialize_with = "input::nullable")]
+    #[schemars(with = "Option<SessionKeySettings>")]
+    pub api_key: Option<Option<SessionKeySettings>>,
+    /// Sandbox settings to change; absent fields stay as they are.
     #[serde(default)]
-    pub sandbox: Option<Sandbox>,
-    /// Changes what is given of it.
+    pub sandbox: Option<ProjectSandbox>,
+    /// Limits to change; absent fields stay as they are.
     #[serde(default)]
-    pub limits: Option<Limits>,
+    pub limits: Option<ProjectLimits>,
 }
 
 /// `project_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectList {
-    /// Only names with this in them.
+    /// Only projects whose name contains this text, upper and lower case alike; at most 1000 bytes. Absent: all.
     #[serde(default)]
     pub name_contains: Option<String>,
-    /// At most so many (1 to 1000, default 100).
+    /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// `next_cursor` of the list before.
+    /// `next_cursor` of the previous answer, to read the entries after it. Absent: from the start.
     #[serde(default)]
     pub cursor: Option<String>,
 }
@@ -135,7 +147,7 @@ pub struct ProjectList {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectGet {
-    /// Which.
+    /// Id of the project (`proj_…`).
     pub project_id: ProjectId,
 }
 
@@ -143,22 +155,22 @@ pub struct ProjectGet {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectDelete {
-    /// Which.
+    /// Id of the project to delete (`proj_…`).
     pub project_id: ProjectId,
 }
 
-impl Tool for ProjectCreate {
+impl ActionHandler for ProjectCreate {
     const NAME: &'static str = "project_create";
     const DESCRIPTION: &'static str = "Create a project with its default workspace.";
     const SCOPE: Scope = Scope::Write;
     const EFFECT: Effect = Effect::Write;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
     fn target(&self) -> Option<Cow<'_, str>> {
-        Some(super::fields::name("name", &self.name).unwrap_or_default().into())
+        Some(input::check_name("name", &self.name).unwrap_or_default().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let now = oubliette_store::now();
         let mut row = ProjectRow {
             project_id: ProjectId::generate(),
@@ -186,12 +198,12 @@ impl Tool for ProjectCreate {
         change.apply(call, &mut row)?;
         create(call.app, &row).await?;
         call.note_project(&row.project_id);
-        Ok(shape::project(&row))
+        Ok(output::project(&row))
     }
 }
 
-/// Writes a new project with its default workspace; the folder first, so that a row never points to
-/// nothing.
+/// Creates a project and its default workspace. The folder is made before the rows, so that no row names a folder
+/// that does not exist.
 pub async fn create(app: &App, row: &ProjectRow) -> Result<()> {
     let workspace = WorkspaceRow {
         workspace_id: row.default_workspace.clone(),
@@ -213,13 +225,13 @@ pub async fn create(app: &App, row: &ProjectRow) -> Result<()> {
 }
 
 impl ProjectUpdate {
-    /// Checks each given field and puts it into the row.
-    fn apply(self, call: &Call<'_>, row: &mut ProjectRow) -> Result<()> {
+    /// Checks each field that is present and writes it into the row.
+    fn apply(self, call: &ActionCall<'_>, row: &mut ProjectRow) -> Result<()> {
         if let Some(name) = &self.name {
-            row.name = fields::name("name", name)?;
+            row.name = input::check_name("name", name)?;
         }
         if let Some(text) = &self.description {
-            row.description = fields::description(text)?;
+            row.description = input::check_description(text)?;
         }
         if let Some(agent) = self.agent {
             if let Some(agent) = &agent {
@@ -228,10 +240,10 @@ impl ProjectUpdate {
             row.agent = agent;
         }
         if let Some(env) = self.env {
-            row.env = fields::env(env, &row.env)?;
+            row.env = input::check_env(env, &row.env)?;
         }
         if let Some(key) = self.api_key {
-            // Else a write token could have the server mint it an admin one.
+            // Without this check a write token could have the server create an admin key.
             if let Some(key) = &key
                 && key.scope > call.grant.scope()
             {
@@ -256,8 +268,8 @@ impl ProjectUpdate {
     }
 }
 
-impl Sandbox {
-    fn check(&self, call: &Call<'_>, config: &Config) -> Result<()> {
+impl ProjectSandbox {
+    fn check(&self, call: &ActionCall<'_>, config: &ServerConfig) -> Result<()> {
         let admin = |field: &str| call.grant.require(Scope::Admin, &format!("sandbox.{field}"));
         if let Some(driver) = &self.driver {
             admin("driver")?;
@@ -278,7 +290,7 @@ impl Sandbox {
         }
         if let Some(network) = self.network {
             admin("network")?;
-            if network == Network::Host && !config.trust.host_network {
+            if network == NetworkAccess::Host && !config.trust.host_network {
                 return Err(Error::invalid(
                     "sandbox.network: \"host\" needs `host_network = true` under [trust] in oubliette.toml",
                 ));
@@ -320,8 +332,8 @@ impl Sandbox {
     }
 }
 
-impl Limits {
-    fn check(&self, call: &Call<'_>, config: &Config) -> Result<()> {
+impl ProjectLimits {
+    fn check(&self, call: &ActionCall<'_>, config: &ServerConfig) -> Result<()> {
         let numbers = [
             ("max_depth", self.max_depth, config.session.max_depth, 0),
             ("max_sessions", self.max_sessions, config.session.max_sessions, 1),
@@ -340,7 +352,7 @@ impl Limits {
     }
 }
 
-/// `before` with the fields that `given` has.
+/// `before` with the fields of `given` put over it.
 fn merged<T: Serialize>(before: &Value, given: &T) -> Result<Value> {
     let mut object = before.as_object().cloned().unwrap_or_default();
     if let Value::Object(given) = serde_json::to_value(given).map_err(Error::internal)? {
@@ -349,9 +361,9 @@ fn merged<T: Serialize>(before: &Value, given: &T) -> Result<Value> {
     Ok(object.into())
 }
 
-impl Tool for ProjectUpdate {
+impl ActionHandler for ProjectUpdate {
     const NAME: &'static str = "project_update";
-    const DESCRIPTION: &'static str = "Change a project: only the given fields.";
+    const DESCRIPTION: &'static str = "Change a project. Fields that are absent stay as they are.";
     const SCOPE: Scope = Scope::Write;
     const EFFECT: Effect = Effect::Set;
 
@@ -359,47 +371,47 @@ impl Tool for ProjectUpdate {
         Some(self.project_id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let mut row = call.project(&self.project_id).await?;
         self.apply(call, &mut row)?;
         row.updated_at = oubliette_store::now();
         call.app.store.project_update(row.clone()).await?;
-        Ok(shape::project(&row))
+        Ok(output::project(&row))
     }
 }
 
-impl Tool for ProjectList {
+impl ActionHandler for ProjectList {
     const NAME: &'static str = "project_list";
     const DESCRIPTION: &'static str = "List projects, newest first.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let filter = ProjectFilter {
-            only: call.grant.project().cloned(),
+            project: call.grant.project().cloned(),
             name_contains: self.name_contains,
         };
         let page = call
             .app
             .store
-            .project_list(filter, fields::page(self.limit, self.cursor))
+            .project_list(filter, input::page_request(self.limit, self.cursor))
             .await?;
-        Ok(shape::list("projects", &page, shape::project))
+        Ok(output::list_page("projects", &page, output::project))
     }
 }
 
-impl Tool for ProjectGet {
+impl ActionHandler for ProjectGet {
     const NAME: &'static str = "project_get";
     const DESCRIPTION: &'static str = "Show one project.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
-        Ok(shape::project(&call.project(&self.project_id).await?))
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+        Ok(output::project(&call.project(&self.project_id).await?))
     }
 }
 
-impl Tool for ProjectDelete {
+impl ActionHandler for ProjectDelete {
     const NAME: &'static str = "project_delete";
     const DESCRIPTION: &'static str =
         "Delete a project with its workspaces, files and tokens. Refused while a session is active.";
@@ -410,7 +422,7 @@ impl Tool for ProjectDelete {
         Some(self.project_id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let row = call.project(&self.project_id).await?;
         let app = call.app;
         let active = app.store.session_count_active(&row.project_id).await?;
@@ -420,15 +432,15 @@ impl Tool for ProjectDelete {
                 row.project_id
             )));
         }
-        // The row first: from here on nothing can start in it. Files after, so that a failure leaves
-        // no project without its files.
+        // The row goes first, so that no session can start while files are removed and no project is ever without
+        // its files.
         app.store.project_delete(&row.project_id).await?;
         loop {
             let filter = TokenFilter {
                 project: Some(row.project_id.clone()),
                 ..TokenFilter::default()
             };
-            let tokens = app.store.token_list(filter, Page::first(1000)).await?;
+            let tokens = app.store.token_list(filter, PageRequest::first(1000)).await?;
             if tokens.items.is_empty() {
                 break;
             }

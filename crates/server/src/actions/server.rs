@@ -1,11 +1,11 @@
-//! The server itself.
+//! `server_info` and `doctor`: what the server is and whether its machine has what it needs.
 
-use oubliette_protocol::{Result, Scope, duration::Span};
+use oubliette_protocol::{Result, Scope, duration::HumanDuration};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Reach, Tool};
+use super::{ActionCall, Effect, StateOwner, ActionHandler};
 
 /// `server_info`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -17,14 +17,14 @@ pub struct ServerInfo {}
 #[serde(deny_unknown_fields)]
 pub struct Doctor {}
 
-impl Tool for ServerInfo {
+impl ActionHandler for ServerInfo {
     const NAME: &'static str = "server_info";
-    const DESCRIPTION: &'static str = "The server's version, sandbox driver, isolation level and limits.";
+    const DESCRIPTION: &'static str = "Show the server's version, sandbox driver, isolation level and default limits, and your token's scope and project.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let app = call.app;
         let config = &app.config;
         Ok(json!({
@@ -39,27 +39,27 @@ impl Tool for ServerInfo {
                 "workspace_mb": config.sandbox.workspace_mb,
                 "max_depth": config.session.max_depth,
                 "max_sessions": config.session.max_sessions,
-                "caller_timeout": Span(config.relay.caller_timeout),
-                "reconnect_grace": Span(config.relay.reconnect_grace),
-                "drain_timeout": Span(config.drain_timeout),
-                "turn_timeout": Span(config.session.turn_timeout),
+                "caller_timeout": HumanDuration(config.relay.caller_timeout),
+                "reconnect_grace": HumanDuration(config.relay.reconnect_grace),
+                "drain_timeout": HumanDuration(config.drain_timeout),
+                "turn_timeout": HumanDuration(config.session.turn_timeout),
             },
             "scope": call.grant.scope(),
             "project_id": call.grant.project(),
             "uptime_s": app.started.elapsed().as_secs(),
-            "protocol_versions": crate::doors::mcp::VERSIONS,
+            "protocol_versions": crate::doors::mcp::PROTOCOL_VERSIONS,
         }))
     }
 }
 
-impl Tool for Doctor {
+impl ActionHandler for Doctor {
     const NAME: &'static str = "doctor";
-    const DESCRIPTION: &'static str = "What works on this machine and what does not, each with its remedy.";
+    const DESCRIPTION: &'static str = "Check what works on the server's machine and what does not, each with its remedy.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
-    const REACH: Reach = Reach::Server;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         Ok(crate::doctor::examine(call.app).await)
     }
 }

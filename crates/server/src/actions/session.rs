@@ -1,47 +1,50 @@
-//! Sessions: started, messaged, watched, ended.
+//! `session_*`: starting and messaging sessions, reading their events, switching agents, ending them.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use oubliette_protocol::{
-    Error, ProjectId, Result, Scope, SessionId, Slug, WorkspaceId, caller, event::Status,
+    Error, ProjectId, Result, Scope, SessionId, Slug, WorkspaceId, caller, event::SessionStatus,
 };
 use oubliette_session::{
-    Asker, Children, EventsQuery, Kind, ListQuery, MessageRequest, Wait, WorkspaceChoice,
+    RequestOrigin, IncludeChildren, EventsQuery, HoldKind, SessionListQuery, MessageRequest, WaitMode, WorkspaceChoice,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::{Call, Effect, EventSink, Origin, Tool, call::Reason};
-use crate::presence::Held;
+use super::{ActionCall, Effect, EventSink, ActionOrigin, ActionHandler, call::AgentAuthority};
+use crate::presence::PresenceGuard;
 
 /// `session_message`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionMessage {
-    /// What to tell the agent.
+    /// Text of the message to the agent, not blank, at most 4 MiB.
     pub message: String,
-    /// In which project; the only visible one when absent.
+    /// Id of the project to start the session in (`proj_…`). Default: the only project your token can see; an error
+    /// if there are several. With session_id it must be that session's project.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// To which session; absent starts a new one.
+    /// Id of the session to send the message to (`gogol_…`). Absent: starts a new session.
     #[serde(default)]
     pub session_id: Option<SessionId>,
-    /// Which agent a new session runs; the project's when absent.
+    /// Slug of the agent a new session runs, for example "assistant". Default: the project's agent. It cannot change
+    /// the agent of an existing session; session_switch_agent does.
     #[serde(default)]
     pub agent: Option<Slug>,
-    /// Which workspace a new session works in; the project's default when absent.
+    /// Id of the workspace a new session works in (a UUID). Default: the project's default workspace, or the parent's
+    /// when a session starts another in its own project. Not together with create_workspace.
     #[serde(default)]
     pub workspace_id: Option<WorkspaceId>,
-    /// Make a new workspace for a new session.
+    /// Whether a new session gets a new, empty workspace. Default: false.
     #[serde(default)]
     pub create_workspace: Option<bool>,
-    /// Tools of yours that the agent may call.
+    /// Tools you lend to the agent. Replaces what you lent under the same caller_id before. Absent: unchanged.
     #[serde(default)]
-    pub context: Option<caller::Context>,
-    /// Return when the turn ends, with its text.
+    pub context: Option<caller::CallerContext>,
+    /// Whether to wait until the turn ends and return its text. Default: false, which returns at once.
     #[serde(default)]
     pub wait: Option<bool>,
 }
@@ -50,7 +53,7 @@ pub struct SessionMessage {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionCancel {
-    /// Which.
+    /// Id of the session whose running turn to cancel (`gogol_…`).
     pub session_id: SessionId,
 }
 
@@ -58,7 +61,7 @@ pub struct SessionCancel {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionEnd {
-    /// Which.
+    /// Id of the session to end (`gogol_…`).
     pub session_id: SessionId,
 }
 
@@ -66,7 +69,7 @@ pub struct SessionEnd {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionGet {
-    /// Which.
+    /// Id of the session (`gogol_…`).
     pub session_id: SessionId,
 }
 
@@ -74,16 +77,16 @@ pub struct SessionGet {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionList {
-    /// Only of this project.
+    /// Only sessions of this project (`proj_…`). Absent: of all your token can see.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// Only in this status.
+    /// Only sessions in this status. Absent: in any.
     #[serde(default)]
-    pub status: Option<Status>,
-    /// At most so many (1 to 1000, default 100).
+    pub status: Option<SessionStatus>,
+    /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// `next_cursor` of the list before.
+    /// `next_cursor` of the previous answer, to read the entries after it. Absent: from the start.
     #[serde(default)]
     pub cursor: Option<String>,
 }
@@ -92,18 +95,20 @@ pub struct SessionList {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionEvents {
-    /// Of which session.
+    /// Id of the session (`gogol_…`).
     pub session_id: SessionId,
-    /// After this index; -1 is from the first.
+    /// Return events after this index, not the one at it: pass last_index of the previous answer. Default: -1, from
+    /// the first.
     #[serde(default)]
     pub since_index: Option<i64>,
-    /// At most so many (1 to 1000, default 100).
+    /// Maximum number of events to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub max_events: Option<u32>,
-    /// Wait so long for the first one (0 to 50000 ms, default 0).
+    /// How long to wait for a first event if there is none yet, in milliseconds, 0 to 50000. Default: 0.
     #[serde(default)]
     pub wait_ms: Option<u32>,
-    /// Also the events of sessions it started.
+    /// Whether to return, as `children`, also the first events of every session started below this one, at most
+    /// 1000 together. Default: false.
     #[serde(default)]
     pub include_children: Option<bool>,
 }
@@ -112,50 +117,50 @@ pub struct SessionEvents {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionSwitchAgent {
-    /// Which session.
+    /// Id of the session (`gogol_…`).
     pub session_id: SessionId,
-    /// To which agent.
+    /// Slug of the agent to switch to, for example "assistant".
     pub agent: Slug,
 }
 
-fn shaped(value: impl Serialize) -> Result<Value> {
+fn to_json(value: impl Serialize) -> Result<Value> {
     serde_json::to_value(value).map_err(Error::internal)
 }
 
-impl Call<'_> {
-    fn asker(&self) -> Asker {
+impl ActionCall<'_> {
+    fn request_origin(&self) -> RequestOrigin {
         match self.origin {
-            Origin::Outside(_) => Asker::Outside,
-            Origin::Inside(inside) => match inside.reason {
-                Reason::Base => Asker::Base(inside.session.clone()),
-                Reason::Key => Asker::Key(inside.session.clone()),
+            ActionOrigin::Outside(_) => RequestOrigin::Outside,
+            ActionOrigin::Inside(inside) => match inside.authority {
+                AgentAuthority::Base => RequestOrigin::BaseTool(inside.session.clone()),
+                AgentAuthority::Key => RequestOrigin::OwnTool(inside.session.clone()),
             },
         }
     }
 
-    /// The stateful MCP session this came on.
+    /// The stateful MCP session the call belongs to.
     fn mcp_session(&self) -> Option<Arc<str>> {
         match self.origin {
-            Origin::Outside(outside) => outside.mcp_session.clone(),
-            Origin::Inside(_) => None,
+            ActionOrigin::Outside(outside) => outside.mcp_session.clone(),
+            ActionOrigin::Inside(_) => None,
         }
     }
 
-    fn sink(&self) -> Option<&Arc<dyn EventSink>> {
+    fn event_sink(&self) -> Option<&Arc<dyn EventSink>> {
         match self.origin {
-            Origin::Outside(outside) => outside.stream.as_ref(),
-            Origin::Inside(_) => None,
+            ActionOrigin::Outside(outside) => outside.stream.as_ref(),
+            ActionOrigin::Inside(_) => None,
         }
     }
 
-    /// Lets the MCP session this came on hear a session's events, from after an index.
-    fn hear(&self, session: &SessionId, since: i64) {
-        if let Some(listener) = self.mcp_session().and_then(|id| self.app.listeners.get(&id)) {
-            listener.messaged(session, since);
+    /// Subscribes the MCP session the call belongs to, if any, to a session's events after an index.
+    fn subscribe_mcp_session(&self, session: &SessionId, since: i64) {
+        if let Some(listener) = self.mcp_session().and_then(|id| self.app.mcp_sessions.get(&id)) {
+            listener.record_message(session, since);
         }
     }
 
-    /// Notes a session's project for the audit log, if the session is within reach.
+    /// Sets a session's project for the audit entry, if the grant can see the session.
     pub(super) async fn note_session(&self, id: &SessionId) -> Result<()> {
         if let Some(project) = self.app.store.session_project(id).await?
             && self.grant.principal().sees(&project)
@@ -166,7 +171,7 @@ impl Call<'_> {
     }
 }
 
-impl Tool for SessionMessage {
+impl ActionHandler for SessionMessage {
     const NAME: &'static str = "session_message";
     const DESCRIPTION: &'static str = "Send a message to an agent. Without session_id a new session starts. Returns at \
         once unless wait is true. With context you lend the agent tools of your own: each call of one comes to you as a \
@@ -178,12 +183,12 @@ impl Tool for SessionMessage {
         self.session_id.as_ref().map(|id| id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let app = call.app;
         let wait = if self.wait == Some(true) {
-            Wait::ForTurn
+            WaitMode::ForTurn
         } else {
-            Wait::No
+            WaitMode::No
         };
         let workspace = match (self.workspace_id, self.create_workspace == Some(true)) {
             (Some(_), true) => {
@@ -193,7 +198,7 @@ impl Tool for SessionMessage {
             (None, true) => WorkspaceChoice::New,
             (None, false) => WorkspaceChoice::Default,
         };
-        // Where the log stands before the message: whoever listens hears from here on.
+        // The end of the log before the message, so that subscribers get everything from the message on.
         let since = match &self.session_id {
             Some(id) => {
                 call.note_session(id).await?;
@@ -203,85 +208,85 @@ impl Tool for SessionMessage {
         };
         let request = MessageRequest {
             principal: call.grant.principal().clone(),
-            asker: call.asker(),
+            origin: call.request_origin(),
             message: self.message,
             project_id: self.project_id,
             session_id: self.session_id,
             agent: self.agent,
             workspace,
-            context: self.context.map(caller::Context::check).transpose()?,
+            context: self.context.map(caller::CallerContext::check).transpose()?,
             mcp_session: call.mcp_session().map(|id| id.to_string()),
             wait,
         };
-        let (told, session) = oneshot::channel();
-        let mut work = Box::pin(app.sessions.message_told(request, Some(told)));
-        let heard = Streamed { call, wait, since };
-        let mut heard = Box::pin(heard.run(session));
+        let (announce, session) = oneshot::channel();
+        let mut work = Box::pin(app.sessions.message_announcing_session(request, Some(announce)));
+        let forwarder = EventForwarder { call, wait, since };
+        let mut forwarding = Box::pin(forwarder.run(session));
         let reply = tokio::select! {
             biased;
             reply = &mut work => reply,
-            // The client left. The turn goes on; letting go of the wait is what says so.
-            () = &mut heard => return Err(Error::unavailable("the client left before the turn ended")),
+            // The client left. The turn goes on; dropping `work` marks the caller as disconnected.
+            () = &mut forwarding => return Err(Error::unavailable("the client left before the turn ended")),
         };
-        drop(heard);
+        drop(forwarding);
         let reply = reply?;
         call.note_session(&reply.session_id).await?;
-        // A quick answer may come before what happens beside it was so much as begun.
-        call.hear(&reply.session_id, since);
-        if let Some(sink) = call.sink().filter(|_| wait == Wait::ForTurn) {
-            rest(call, sink, &reply.session_id, since).await?;
+        // If the turn ended quickly, the forwarder may not have run yet.
+        call.subscribe_mcp_session(&reply.session_id, since);
+        if let Some(sink) = call.event_sink().filter(|_| wait == WaitMode::ForTurn) {
+            send_remaining_events(call, sink, &reply.session_id, since).await?;
         }
-        shaped(reply)
+        to_json(reply)
     }
 }
 
-/// What happens beside a message on its way.
-struct Streamed<'a> {
-    call: &'a Call<'a>,
-    wait: Wait,
+/// Forwards a session's events to the client while its message is being handled.
+struct EventForwarder<'a> {
+    call: &'a ActionCall<'a>,
+    wait: WaitMode,
     since: i64,
 }
 
-impl Streamed<'_> {
-    /// Lets the MCP session hear the session, streams its events where that is asked for, and ends when the
-    /// client lets go of a wait.
+impl EventForwarder<'_> {
+    /// Subscribes the MCP session to the session's events, sends them to the event sink if the client waits, and
+    /// returns only when a waiting client leaves.
     async fn run(self, session: oneshot::Receiver<SessionId>) {
         let call = self.call;
         let Ok(session) = session.await else {
             return std::future::pending().await;
         };
-        call.hear(&session, self.since);
-        if self.wait == Wait::No {
+        call.subscribe_mcp_session(&session, self.since);
+        if self.wait == WaitMode::No {
             return std::future::pending().await;
         }
         let stream = async {
-            let Some(sink) = call.sink() else {
+            let Some(sink) = call.event_sink() else {
                 return std::future::pending().await;
             };
             let mut events = call.app.store.events().follow(&session, self.since);
             while let Some(Ok(event)) = events.next().await {
                 sink.event(&event).await;
-                call.streamed(event.index);
+                call.note_streamed(event.index);
             }
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            () = call.origin.gone().cancelled() => {}
+            () = call.origin.cancellation().cancelled() => {}
             () = stream => {}
         }
     }
 }
 
-/// The turn's end may be in the log before it is on the stream: what is left goes out before the answer.
-async fn rest(call: &Call<'_>, sink: &Arc<dyn EventSink>, session: &SessionId, since: i64) -> Result<()> {
-    let streamed = call.streamed_until().unwrap_or(since);
+/// Sends the events the forwarder has not sent yet, so that the turn's last events precede the answer.
+async fn send_remaining_events(call: &ActionCall<'_>, sink: &Arc<dyn EventSink>, session: &SessionId, since: i64) -> Result<()> {
+    let streamed = call.last_streamed().unwrap_or(since);
     for event in call.app.store.events().read(session, streamed, 1000).await? {
         sink.event(&event).await;
     }
     Ok(())
 }
 
-impl Tool for SessionCancel {
+impl ActionHandler for SessionCancel {
     const NAME: &'static str = "session_cancel";
     const DESCRIPTION: &'static str = "Cancel the running turn of a session.";
     const SCOPE: Scope = Scope::Write;
@@ -291,9 +296,9 @@ impl Tool for SessionCancel {
         Some(self.session_id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
-        shaped(
+        to_json(
             call.app
                 .sessions
                 .cancel(call.grant.principal(), &self.session_id)
@@ -302,7 +307,7 @@ impl Tool for SessionCancel {
     }
 }
 
-impl Tool for SessionEnd {
+impl ActionHandler for SessionEnd {
     const NAME: &'static str = "session_end";
     const DESCRIPTION: &'static str = "End a session and every session it started.";
     const SCOPE: Scope = Scope::Write;
@@ -312,9 +317,9 @@ impl Tool for SessionEnd {
         Some(self.session_id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
-        shaped(
+        to_json(
             call.app
                 .sessions
                 .end(call.grant.principal(), &self.session_id)
@@ -323,14 +328,14 @@ impl Tool for SessionEnd {
     }
 }
 
-impl Tool for SessionGet {
+impl ActionHandler for SessionGet {
     const NAME: &'static str = "session_get";
     const DESCRIPTION: &'static str = "Show one session.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
-        shaped(
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+        to_json(
             call.app
                 .sessions
                 .get(call.grant.principal(), &self.session_id)
@@ -339,78 +344,78 @@ impl Tool for SessionGet {
     }
 }
 
-impl Tool for SessionList {
+impl ActionHandler for SessionList {
     const NAME: &'static str = "session_list";
     const DESCRIPTION: &'static str = "List sessions, newest first.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
-        let query = ListQuery {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+        let query = SessionListQuery {
             project_id: self.project_id,
             status: self.status,
             limit: self.limit,
             cursor: self.cursor,
         };
-        shaped(call.app.sessions.list(call.grant.principal(), query).await?)
+        to_json(call.app.sessions.list(call.grant.principal(), query).await?)
     }
 }
 
-impl Tool for SessionEvents {
+impl ActionHandler for SessionEvents {
     const NAME: &'static str = "session_events";
     const DESCRIPTION: &'static str =
         "Read a session's events after an index. With wait_ms it waits for the first new one (long poll).";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let query = EventsQuery {
             session_id: self.session_id,
             since_index: self.since_index.unwrap_or(-1),
             max_events: self.max_events.unwrap_or(100) as usize,
             wait: Duration::from_millis(self.wait_ms.unwrap_or(0).into()),
             children: if self.include_children == Some(true) {
-                Children::Included
+                IncludeChildren::Yes
             } else {
-                Children::Hidden
+                IncludeChildren::No
             },
         };
         let held = match call.origin {
-            Origin::Outside(_) => Some(Held::request(
+            ActionOrigin::Outside(_) => Some(PresenceGuard::for_request(
                 call.app,
                 call.grant,
                 &query.session_id,
                 call.mcp_session(),
-                Kind::Poll,
+                HoldKind::Poll,
             )),
-            Origin::Inside(_) => None,
+            ActionOrigin::Inside(_) => None,
         };
-        let at_once = EventsQuery {
+        let without_wait = EventsQuery {
             wait: Duration::ZERO,
             ..query.clone()
         };
         let reply = tokio::select! {
             reply = call.app.sessions.events(call.grant.principal(), query) => reply,
-            // A server that stops answers its polls with what there is.
-            () = call.app.stopping.cancelled() => call.app.sessions.events(call.grant.principal(), at_once).await,
-            // Dropping what is held says that the caller left.
-            () = call.origin.gone().cancelled() => return Err(Error::unavailable("the client left")),
-            () = call.app.auth.ended(call.grant) => return Err(Error::unauthenticated("this token is no longer good")),
+            // A stopping server answers polls with the events there are.
+            () = call.app.stopping.cancelled() => call.app.sessions.events(call.grant.principal(), without_wait).await,
+            // Dropping `held` marks the caller as disconnected.
+            () = call.origin.cancellation().cancelled() => return Err(Error::unavailable("the client left")),
+            () = call.app.auth.wait_until_ended(call.grant) => return Err(Error::unauthenticated("this token has expired or was revoked")),
         };
         if let Some(held) = held {
-            held.answered();
+            held.release_as_answered();
         }
         let reply = reply?;
-        if let Some(sink) = call.sink() {
+        if let Some(sink) = call.event_sink() {
             for event in &reply.events {
                 sink.event(event).await;
             }
         }
-        shaped(reply)
+        to_json(reply)
     }
 }
 
-impl Tool for SessionSwitchAgent {
+impl ActionHandler for SessionSwitchAgent {
     const NAME: &'static str = "session_switch_agent";
     const DESCRIPTION: &'static str = "Give a session another agent. The running turn gets a few seconds to end; the new \
         agent starts with tools and memory of its own.";
@@ -421,13 +426,13 @@ impl Tool for SessionSwitchAgent {
         Some(format!("{} → {}", self.session_id, self.agent).into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
         let switched = call
             .app
             .sessions
             .switch_agent(call.grant.principal(), &self.session_id, &self.agent)
             .await?;
-        shaped(switched)
+        to_json(switched)
     }
 }

@@ -1,43 +1,45 @@
-//! Tokens: who may act.
+//! `token_*`: creating, listing and revoking access tokens.
 
 use std::borrow::Cow;
 
-use oubliette_protocol::{Error, ProjectId, Result, Scope, SessionId, TokenId, duration::Span};
+use oubliette_protocol::{Error, ProjectId, Result, Scope, SessionId, TokenId, duration::HumanDuration};
 use oubliette_store::TokenFilter;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Tool, fields, shape};
-use crate::auth::{Mint, expose};
+use super::{ActionCall, Effect, ActionHandler, input, output};
+use crate::auth::{TokenSpec, expose};
 
 /// `token_create`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TokenCreate {
-    /// What people call it.
+    /// Display name: one line of 1 to 200 characters. Need not be unique.
     pub name: String,
-    /// How far it reaches.
+    /// Scope of the token: "read", "write" or "admin". Not above your own.
     pub scope: Scope,
-    /// The one project it sees; all when absent.
+    /// Id of the only project the token can see (`proj_…`). Default: all projects, which needs a token that is not
+    /// bound to a project itself.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// How long it lives ("30d"); for ever when absent.
+    /// Lifetime: a whole number and a unit (ms, s, m, h, d), for example "30d". Cut to what is left of
+    /// your own token's. Default: as long as your own token, which may be without end.
     #[serde(default)]
-    pub expires_in: Option<Span>,
+    pub expires_in: Option<HumanDuration>,
 }
 
 /// `token_list`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TokenList {
-    /// Only those bound to this project.
+    /// Only tokens bound to this project (`proj_…`). Absent: all your token can see.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// At most so many (1 to 1000, default 100).
+    /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// `next_cursor` of the list before.
+    /// `next_cursor` of the previous answer, to read the entries after it. Absent: from the start.
     #[serde(default)]
     pub cursor: Option<String>,
 }
@@ -46,14 +48,14 @@ pub struct TokenList {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TokenRevoke {
-    /// Which.
+    /// Id of the token to revoke (`tok_…`), not the token itself.
     pub token_id: TokenId,
 }
 
-impl Call<'_> {
-    /// The session that the token behind this call dies with. What such a token makes dies with it too, or a
-    /// key for one session would be a way to one without end.
-    async fn session_of_key(&self) -> Result<Option<SessionId>> {
+impl ActionCall<'_> {
+    /// The session that the token behind this call was created for and ends with, if any. Tokens made with it end
+    /// with that session too; otherwise a session's key could create one that outlives the session.
+    async fn session_of_token(&self) -> Result<Option<SessionId>> {
         let Some(id) = self.grant.token_id() else {
             return Ok(None);
         };
@@ -61,18 +63,18 @@ impl Call<'_> {
     }
 }
 
-impl Tool for TokenCreate {
+impl ActionHandler for TokenCreate {
     const NAME: &'static str = "token_create";
-    const DESCRIPTION: &'static str = "Create a token. It is shown once, in this answer. It never reaches further than the token that made it.";
+    const DESCRIPTION: &'static str = "Create a token. It is shown once, in this answer. It never has more rights than the token that made it.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Write;
 
     fn target(&self) -> Option<Cow<'_, str>> {
-        Some(fields::name("name", &self.name).unwrap_or_default().into())
+        Some(input::check_name("name", &self.name).unwrap_or_default().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
-        let name = fields::name("name", &self.name)?;
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+        let name = input::check_name("name", &self.name)?;
         call.grant.require(self.scope, "a token of that scope")?;
         match &self.project_id {
             Some(id) => {
@@ -82,22 +84,22 @@ impl Tool for TokenCreate {
         }
         let asked = match self.expires_in {
             None => None,
-            Some(Span(span)) if span.is_zero() => {
+            Some(HumanDuration(span)) if span.is_zero() => {
                 return Err(Error::invalid("expires_in must be longer than nothing"));
             }
-            Some(Span(span)) => {
+            Some(HumanDuration(span)) => {
                 let far =
                     |_| Error::invalid("expires_in is too far away; leave it out for a token without end");
                 Some(oubliette_store::now().checked_add(span).map_err(far)?)
             }
         };
-        // A token does not outlive the one it was made with.
+        // A token expires no later than the one it was made with.
         let expires_at = match (asked, call.grant.expires_at()) {
             (Some(asked), Some(own)) => Some(asked.min(own)),
             (asked, own) => asked.or(own),
         };
-        let session = call.session_of_key().await?;
-        let mint = Mint {
+        let session = call.session_of_token().await?;
+        let mint = TokenSpec {
             name: name.clone(),
             scope: self.scope,
             project: self.project_id.clone(),
@@ -105,32 +107,32 @@ impl Tool for TokenCreate {
             session: session.clone(),
         };
         let (token_id, token) = call.app.auth.mint(mint).await?;
-        let mut shape = json!({
+        let mut object = json!({
             "token_id": token_id,
             "token": expose(&token),
             "name": name,
             "scope": self.scope,
         });
         if let Some(project) = &self.project_id {
-            shape["project_id"] = json!(project);
+            object["project_id"] = json!(project);
         }
         if let Some(at) = expires_at {
-            shape["expires_at"] = json!(at);
+            object["expires_at"] = json!(at);
         }
         if let Some(session) = session {
-            shape["session_id"] = json!(session);
+            object["session_id"] = json!(session);
         }
-        Ok(shape)
+        Ok(object)
     }
 }
 
-impl Tool for TokenList {
+impl ActionHandler for TokenList {
     const NAME: &'static str = "token_list";
-    const DESCRIPTION: &'static str = "List tokens, those made for running sessions too. The tokens themselves are not shown.";
+    const DESCRIPTION: &'static str = "List tokens, including those created for running sessions. The tokens themselves are not shown.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         if let Some(id) = &self.project_id {
             call.project(id).await?;
         }
@@ -143,16 +145,16 @@ impl Tool for TokenList {
         let page = call
             .app
             .store
-            .token_list(filter, fields::page(self.limit, self.cursor))
+            .token_list(filter, input::page_request(self.limit, self.cursor))
             .await?;
-        Ok(shape::list("tokens", &page, shape::token))
+        Ok(output::list_page("tokens", &page, output::token))
     }
 }
 
-impl Tool for TokenRevoke {
+impl ActionHandler for TokenRevoke {
     const NAME: &'static str = "token_revoke";
     const DESCRIPTION: &'static str =
-        "Revoke a token, at once: its next request is refused and its streams end.";
+        "Revoke a token. It takes effect at once: the token's next request is refused and its streams end.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Delete;
 
@@ -160,7 +162,7 @@ impl Tool for TokenRevoke {
         Some(self.token_id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let missing = || Error::not_found(format!("there is no token {}", self.token_id));
         let row = call
             .app
@@ -168,7 +170,7 @@ impl Tool for TokenRevoke {
             .token_get(&self.token_id)
             .await?
             .ok_or_else(missing)?;
-        // A bound token sees the tokens of its project alone: not even that others exist.
+        // A token bound to a project must not learn that other tokens exist.
         if call.grant.project().is_some() && row.project_id.as_ref() != call.grant.project() {
             return Err(missing());
         }

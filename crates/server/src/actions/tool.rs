@@ -1,4 +1,4 @@
-//! The tools of a session, as its agent has them.
+//! `tool_*`: the tools of a session: listing them, calling one, restarting a tool server.
 
 use std::borrow::Cow;
 
@@ -8,16 +8,17 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Tool};
+use super::{ActionCall, Effect, ActionHandler};
 
 /// `tool_list`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolListing {
-    /// Of this session, with every server's light.
+    /// Id of the session whose tools and tool servers to list (`gogol_…`). Give this or agent, not both.
     #[serde(default)]
     pub session_id: Option<SessionId>,
-    /// Of this agent, as far as is known without starting it.
+    /// Slug of an agent whose tools to list without starting it; of MCP servers only tools with an alias are
+    /// known then. Give this or session_id, not both.
     #[serde(default)]
     pub agent: Option<Slug>,
 }
@@ -26,11 +27,11 @@ pub struct ToolListing {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolCall {
-    /// In which session.
+    /// Id of the session whose tool to call (`gogol_…`).
     pub session_id: SessionId,
-    /// Any of the tool's names.
+    /// Any name of the tool: the one its agent sees, an alias, or the canonical name such as "@files/read_file".
     pub tool: String,
-    /// Its arguments.
+    /// Arguments of the tool, by its input schema. Default: {}.
     #[serde(default)]
     #[schemars(with = "Option<serde_json::Map<String, Value>>")]
     pub arguments: Option<Value>,
@@ -40,19 +41,19 @@ pub struct ToolCall {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolServerRestart {
-    /// In which session.
+    /// Id of the session whose tool server to restart (`gogol_…`).
     pub session_id: SessionId,
-    /// The server's catalog id.
+    /// Catalog id of the tool server, for example "files".
     pub server: CatalogId,
 }
 
-impl Tool for ToolListing {
+impl ActionHandler for ToolListing {
     const NAME: &'static str = "tool_list";
-    const DESCRIPTION: &'static str = "List a session's or an agent's tools: names, source, whether allowed and available and why, and every tool server's light.";
+    const DESCRIPTION: &'static str = "List a session's or an agent's tools: names, source, whether allowed and available and why, and the health of every tool server (green, yellow or red).";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let list = match (&self.session_id, &self.agent) {
             (Some(session), None) => {
                 call.app
@@ -78,7 +79,7 @@ impl Tool for ToolListing {
     }
 }
 
-impl Tool for ToolCall {
+impl ActionHandler for ToolCall {
     const NAME: &'static str = "tool_call";
     const DESCRIPTION: &'static str = "Call a tool of a session through the same gate as its agent. Oubliette's own tools \
         run under your token; a caller's tools need the token that lent them, or admin.";
@@ -90,11 +91,11 @@ impl Tool for ToolCall {
         Some(format!("{} {tool}", self.session_id).into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
         let arguments = arguments_object(self.arguments)?;
         let context = CallContext {
-            cancel: call.origin.gone().clone(),
+            cancel: call.origin.cancellation().clone(),
             progress: None,
             turn: call.app.sessions.current_turn(&self.session_id),
         };
@@ -112,7 +113,7 @@ impl Tool for ToolCall {
     }
 }
 
-impl Tool for ToolServerRestart {
+impl ActionHandler for ToolServerRestart {
     const NAME: &'static str = "tool_server_restart";
     const DESCRIPTION: &'static str = "Restart one tool server of a session.";
     const SCOPE: Scope = Scope::Write;
@@ -122,7 +123,7 @@ impl Tool for ToolServerRestart {
         Some(format!("{} {}", self.session_id, self.server).into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
         call.app
             .sessions

@@ -1,24 +1,25 @@
-//! Workspaces: the folders sessions work in.
+//! `workspace_*`: workspaces, the folders sessions work in.
 
 use std::borrow::Cow;
 
 use indexmap::IndexMap;
 use oubliette_protocol::{Error, ProjectId, Result, Scope, WorkspaceId};
-use oubliette_store::{Page, SessionFilter, WorkspaceRow};
+use oubliette_store::{PageRequest, SessionFilter, WorkspaceRow};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Call, Effect, Tool, fields, shape};
+use super::{ActionCall, Effect, ActionHandler, input, output};
 use crate::workspace::{self, git};
 
-/// Where a workspace's first files come from.
+/// The git repository a workspace's first files come from.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Source {
-    /// A git URL: https, http, ssh or git.
+pub struct WorkspaceSource {
+    /// Git URL to clone, at most 2000 characters: `https://`, `http://`, `ssh://` or `git://`, for example
+    /// `https://github.com/owner/repo.git`. A path on the server's machine only beneath one of `[trust] read_only`.
     pub git: String,
-    /// A branch, tag or commit; the repository's default when absent.
+    /// Branch, tag or commit to check out. Default: the repository's default branch.
     #[serde(default, rename = "ref", skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
 }
@@ -27,30 +28,32 @@ pub struct Source {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WorkspaceCreate {
-    /// In which project.
+    /// Id of the project to create the workspace in (`proj_…`).
     pub project_id: ProjectId,
-    /// What people call it.
+    /// Display name: one line of 1 to 200 characters. Default: "workspace".
     #[serde(default)]
     pub name: Option<String>,
-    /// Environment on top of the project's. Values are never shown again.
+    /// Environment variables of agents in this workspace, name to value, over the project's: at most 256; values of
+    /// at most 65536 bytes. Answers show each value as `***`.
     #[serde(default)]
     pub env: Option<IndexMap<String, String>>,
-    /// Its first files.
+    /// Git repository to clone into it. Default: the workspace is empty.
     #[serde(default)]
-    pub source: Option<Source>,
+    pub source: Option<WorkspaceSource>,
 }
 
 /// `workspace_list`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WorkspaceList {
-    /// Of which project; the only visible one when absent.
+    /// Id of the project whose workspaces to list. Default: the only project your token can see; an error if there
+    /// are several.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// At most so many (1 to 1000, default 100).
+    /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// `next_cursor` of the list before.
+    /// `next_cursor` of the previous answer, to read the entries after it. Absent: from the start.
     #[serde(default)]
     pub cursor: Option<String>,
 }
@@ -59,7 +62,7 @@ pub struct WorkspaceList {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WorkspaceDelete {
-    /// Which.
+    /// Id of the workspace to delete (a UUID). Not a project's default one, nor one an active session works in.
     pub workspace_id: WorkspaceId,
 }
 
@@ -67,11 +70,11 @@ pub struct WorkspaceDelete {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WorkspaceDiff {
-    /// Which.
+    /// Id of the workspace (a UUID).
     pub workspace_id: WorkspaceId,
 }
 
-impl Tool for WorkspaceCreate {
+impl ActionHandler for WorkspaceCreate {
     const NAME: &'static str = "workspace_create";
     const DESCRIPTION: &'static str = "Create a workspace in a project, empty or from a git repository.";
     const SCOPE: Scope = Scope::Write;
@@ -81,16 +84,16 @@ impl Tool for WorkspaceCreate {
         Some(self.project_id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let project = call.project(&self.project_id).await?;
         let app = call.app;
         let name = match &self.name {
-            Some(name) => fields::name("name", name)?,
+            Some(name) => input::check_name("name", name)?,
             None => "workspace".into(),
         };
-        let env = fields::env(self.env.unwrap_or_default(), &IndexMap::new())?;
-        let origin = match &self.source {
-            Some(source) => Some(git::Origin::check(
+        let env = input::check_env(self.env.unwrap_or_default(), &IndexMap::new())?;
+        let remote = match &self.source {
+            Some(source) => Some(git::GitRemote::check(
                 &source.git,
                 source.reference.as_deref(),
                 &app.config.trust,
@@ -109,7 +112,7 @@ impl Tool for WorkspaceCreate {
             created_at: oubliette_store::now(),
         };
         let made = async {
-            workspace::create(app, &row.project_id, &row.workspace_id, origin.as_ref()).await?;
+            workspace::create(app, &row.project_id, &row.workspace_id, remote.as_ref()).await?;
             app.store.workspace_insert(row.clone()).await
         }
         .await;
@@ -117,30 +120,30 @@ impl Tool for WorkspaceCreate {
             workspace::remove(app, &row.project_id, &row.workspace_id).await;
             return Err(error);
         }
-        Ok(shape::workspace(&row, &project.default_workspace))
+        Ok(output::workspace(&row, &project.default_workspace))
     }
 }
 
-impl Tool for WorkspaceList {
+impl ActionHandler for WorkspaceList {
     const NAME: &'static str = "workspace_list";
     const DESCRIPTION: &'static str = "List the workspaces of a project.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let project = match &self.project_id {
             Some(id) => call.project(id).await?,
             None => call.only_project().await?,
         };
-        let page = fields::page(self.limit, self.cursor);
+        let page = input::page_request(self.limit, self.cursor);
         let page = call.app.store.workspace_list(&project.project_id, page).await?;
-        Ok(shape::list("workspaces", &page, |row| {
-            shape::workspace(row, &project.default_workspace)
+        Ok(output::list_page("workspaces", &page, |row| {
+            output::workspace(row, &project.default_workspace)
         }))
     }
 }
 
-impl Tool for WorkspaceDelete {
+impl ActionHandler for WorkspaceDelete {
     const NAME: &'static str = "workspace_delete";
     const DESCRIPTION: &'static str =
         "Delete a workspace and its files. The default workspace of a project cannot be deleted.";
@@ -151,7 +154,7 @@ impl Tool for WorkspaceDelete {
         Some(self.workspace_id.as_str().into())
     }
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let row = call.workspace(&self.workspace_id).await?;
         let app = call.app;
         let project = call.project(&row.project_id).await?;
@@ -171,7 +174,7 @@ impl Tool for WorkspaceDelete {
                 .store
                 .session_list(
                     filter.clone(),
-                    Page {
+                    PageRequest {
                         limit: Some(1000),
                         cursor,
                     },
@@ -194,13 +197,13 @@ impl Tool for WorkspaceDelete {
     }
 }
 
-impl Tool for WorkspaceDiff {
+impl ActionHandler for WorkspaceDiff {
     const NAME: &'static str = "workspace_diff";
-    const DESCRIPTION: &'static str = "A git diff of what changed in a workspace since it was created.";
+    const DESCRIPTION: &'static str = "Show, as a git diff, what changed in a workspace since it was created. At most 2 MiB; truncated says whether there is more.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &Call<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let row = call.workspace(&self.workspace_id).await?;
         let diff = git::diff(call.app, &row.project_id, &row.workspace_id).await?;
         Ok(json!({ "workspace_id": row.workspace_id, "diff": diff.text, "truncated": diff.truncated }))

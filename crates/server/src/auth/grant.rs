@@ -1,68 +1,72 @@
-//! The proof that a request may act.
+//! The proof that a request is authenticated.
 
 use jiff::Timestamp;
 use oubliette_protocol::{Error, Principal, ProjectId, Result, Scope, TokenId};
 
-/// Who acts, and how far. Only [`Auth`](super::Auth) makes one, from what a request shows, and it is
-/// made again for every request: holding one is the permission to execute an action.
+/// Who acts, with which scope and in which project. Only [`Authenticator`](super::Authenticator) makes one, from a
+/// request's credential, and it is made anew for every request: without one no action can be executed.
 #[derive(Debug, Clone)]
 pub struct Grant {
     principal: Principal,
     expires_at: Option<Timestamp>,
-    via: Via,
+    credential: CredentialKind,
 }
 
-/// How a request showed who it is.
+/// The kind of credential a grant was made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Via {
+pub enum CredentialKind {
     /// A bearer token, or the key of an agent.
     Token,
-    /// The console's cookie.
+    /// The console's login cookie.
     Cookie,
     /// The control socket or the command line: the home's owner.
     Owner,
 }
 
 impl Grant {
-    pub(super) fn new(principal: Principal, expires_at: Option<Timestamp>, via: Via) -> Self {
+    pub(super) fn new(
+        principal: Principal,
+        expires_at: Option<Timestamp>,
+        credential: CredentialKind,
+    ) -> Self {
         Self {
             principal,
             expires_at,
-            via,
+            credential,
         }
     }
 
-    /// Who acts, as plain data.
+    /// The principal: token, scope and project as plain data.
     pub fn principal(&self) -> &Principal {
         &self.principal
     }
 
-    /// The token, unless it is the owner.
+    /// The token; `None` for the home's owner and for agents' base tools.
     pub fn token_id(&self) -> Option<&TokenId> {
         self.principal.token_id.as_ref()
     }
 
-    /// How far it reaches.
+    /// What it may do.
     pub fn scope(&self) -> Scope {
         self.principal.scope
     }
 
-    /// The project it is bound to.
+    /// The only project it may see; `None` for all.
     pub fn project(&self) -> Option<&ProjectId> {
         self.principal.project.as_ref()
     }
 
-    /// When it ends by itself.
+    /// When its token expires.
     pub fn expires_at(&self) -> Option<Timestamp> {
         self.expires_at
     }
 
-    /// How it was shown.
-    pub fn via(&self) -> Via {
-        self.via
+    /// The kind of credential it was made from.
+    pub fn credential(&self) -> CredentialKind {
+        self.credential
     }
 
-    /// Refuses a scope it does not have.
+    /// Fails unless it has at least this scope. `for_what` names the action in the error.
     pub fn require(&self, scope: Scope, for_what: &str) -> Result<()> {
         match self.scope() >= scope {
             true => Ok(()),
@@ -73,7 +77,7 @@ impl Grant {
         }
     }
 
-    /// Refuses a project it cannot see, as if there were none.
+    /// Fails unless it may see the project, with the error of a project that does not exist.
     pub fn require_project(&self, project: &ProjectId) -> Result<()> {
         match self.principal.sees(project) {
             true => Ok(()),
@@ -81,7 +85,7 @@ impl Grant {
         }
     }
 
-    /// Refuses what concerns the whole server when it is bound to one project.
+    /// Fails if it is bound to one project, for actions that concern the whole server.
     pub fn require_unbound(&self, for_what: &str) -> Result<()> {
         match self.project() {
             None => Ok(()),

@@ -1,11 +1,14 @@
-//! Who is behind a request.
+//! Authentication: who sends a request and what they may do.
 //!
-//! Auth turns what a request shows (a bearer token, the console's cookie, the control socket) into a
-//! [`Grant`], asking the store every time: a revoked or expired token is dead for the very next
-//! request. Nothing else can make a `Grant`.
+//! A request's credential (bearer token, the console's cookie, the control socket) becomes a [`Grant`]. The store is
+//! asked every time, so a revoked or expired token is refused from the next request on. Nothing else can make a
+//! `Grant`.
+//!
+//! - `grant`: the `Grant` itself. [`secret`]: random tokens and cookies, and their hashes.
+//! - [`rate_limit`]: token buckets for requests and failed logins.
 
 mod grant;
-pub mod limit;
+pub mod rate_limit;
 pub mod secret;
 
 use std::{
@@ -20,75 +23,80 @@ use oubliette_store::{NewToken, Store, TokenRow};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::watch;
 
-pub use grant::{Grant, Via};
-use limit::Buckets;
+pub use grant::{CredentialKind, Grant};
+use rate_limit::RateLimiter;
 
-/// A cookie's longest life.
-const COOKIE_LIFE: Duration = Duration::from_secs(30 * 86_400);
+/// How long a login cookie is valid.
+const COOKIE_MAX_AGE: Duration = Duration::from_secs(30 * 86_400);
 
-/// Makes grants.
+/// Authenticates requests: turns credentials into grants.
 #[derive(Debug)]
-pub struct Auth {
+pub struct Authenticator {
     store: Store,
-    failed_logins: Buckets<IpAddr>,
-    /// Counts revocations, so that what is held open can look again at once.
+    failed_logins: RateLimiter<IpAddr>,
+    /// Counts revocations, so that open streams check their token again at once.
     revocations: watch::Sender<u64>,
 }
 
-/// What a new token is to be.
+/// What a new token is created with.
 #[derive(Debug, Clone)]
-pub struct Mint {
-    /// What people call it.
+pub struct TokenSpec {
+    /// A name for people; need not be unique.
     pub name: String,
-    /// How far it reaches.
+    /// What it may do.
     pub scope: Scope,
-    /// The one project it sees.
+    /// The only project it may see; `None` for all.
     pub project: Option<ProjectId>,
-    /// When it ends.
+    /// When it expires; `None` for never.
     pub expires_at: Option<Timestamp>,
-    /// The session it dies with.
+    /// The session whose agent's key it is: it is revoked when that session ends.
     pub session: Option<SessionId>,
 }
 
-impl Auth {
-    /// Over a store.
+impl Authenticator {
+    /// Authenticates against the tokens in this store.
     pub fn new(store: Store) -> Arc<Self> {
         Arc::new(Self {
             store,
             // Ten at once, then one every six seconds: enough for typing errors, too few for guessing.
-            failed_logins: Buckets::new(1.0 / 6.0, 10.0),
+            failed_logins: RateLimiter::new(1.0 / 6.0, 10.0),
             revocations: watch::channel(0).0,
         })
     }
 
-    /// The home's owner. For the control socket, whose peer the kernel vouches for, and for the
-    /// command line working on a home whose server is not running.
-    pub fn owner(&self) -> Grant {
-        Grant::new(Principal::owner(), None, Via::Owner)
+    /// The grant of the home's owner: for the control socket, whose peer the kernel identifies, and for the command
+    /// line working on a home whose server is not running.
+    pub fn owner_grant(&self) -> Grant {
+        Grant::new(Principal::owner(), None, CredentialKind::Owner)
     }
 
-    /// A bearer token or an agent's key.
-    pub async fn token(&self, text: &str) -> Result<Grant> {
-        // Hashing cannot be provoked with megabytes, and a text that is no token needs no query.
+    /// Checks a bearer token or an agent's key.
+    pub async fn authenticate_token(&self, text: &str) -> Result<Grant> {
+        // Checked first, so that nobody can have megabytes hashed, and a malformed token costs no query.
         if !secret::looks_like_token(text) {
-            return Err(refused());
+            return Err(invalid_token());
         }
         let row = self.store.token_by_hash(&secret::hash(text)).await?;
-        grant(row, Via::Token)
+        grant_from_row(row, CredentialKind::Token)
     }
 
-    /// The console's cookie.
-    pub async fn cookie(&self, text: &str) -> Result<Grant> {
-        let login = self.store.login_token(&secret::hash(text), COOKIE_LIFE).await?;
-        let token = login.ok_or_else(logged_out)?;
-        grant(self.store.token_get(&token).await?, Via::Cookie)
+    /// Checks the console's login cookie.
+    pub async fn authenticate_cookie(&self, text: &str) -> Result<Grant> {
+        let login = self
+            .store
+            .login_token(&secret::hash(text), COOKIE_MAX_AGE)
+            .await?;
+        let token = login.ok_or_else(login_expired)?;
+        grant_from_row(self.store.token_get(&token).await?, CredentialKind::Cookie)
     }
 
-    /// Exchanges a token for a cookie.
+    /// Exchanges a token for a login cookie. Failures are limited for each address.
     pub async fn login(&self, token: &str, from: IpAddr) -> Result<(Grant, SecretString), LoginError> {
         let now = Instant::now();
-        self.failed_logins.peek(&from, now).map_err(LoginError::TooMany)?;
-        let grant = match self.token(token).await {
+        self.failed_logins
+            .check(&from, now)
+            .map_err(LoginError::TooManyFailures)?;
+        let grant = match self.authenticate_token(token).await {
             Ok(grant) => grant,
             Err(error) => {
                 let _ = self.failed_logins.take(&from, now);
@@ -96,9 +104,9 @@ impl Auth {
             }
         };
         let Some(token_id) = grant.token_id().cloned() else {
-            return Err(LoginError::Refused(refused()));
+            return Err(LoginError::Refused(invalid_token()));
         };
-        let (cookie, hash) = secret::cookie();
+        let (cookie, hash) = secret::new_cookie();
         self.store
             .login_insert(&hash, &token_id)
             .await
@@ -106,55 +114,56 @@ impl Auth {
         Ok((grant, cookie))
     }
 
-    /// Forgets a cookie.
+    /// Invalidates a login cookie.
     pub async fn logout(&self, cookie: &str) -> Result<()> {
         self.store.login_delete(&secret::hash(cookie)).await
     }
 
-    /// Makes a token and returns it; only its hash is kept.
-    pub async fn mint(&self, mint: Mint) -> Result<(TokenId, SecretString)> {
+    /// Creates a token and returns its id and text; only its hash is stored.
+    pub async fn mint(&self, spec: TokenSpec) -> Result<(TokenId, SecretString)> {
         let token_id = TokenId::generate();
-        let (token, hash) = secret::token();
+        let (token, hash) = secret::new_token();
         self.store
             .token_insert(NewToken {
                 token_id: token_id.clone(),
-                name: mint.name,
-                scope: mint.scope,
-                project_id: mint.project,
-                expires_at: mint.expires_at,
+                name: spec.name,
+                scope: spec.scope,
+                project_id: spec.project,
+                expires_at: spec.expires_at,
                 hash,
-                session_id: mint.session,
+                session_id: spec.session,
             })
             .await?;
         Ok((token_id, token))
     }
 
-    /// Ends a token; whatever it holds open is told at once.
+    /// Revokes a token and wakes its open streams, which then end. Returns whether it was not revoked before.
     pub async fn revoke(&self, token_id: &TokenId) -> Result<bool> {
         let revoked = self.store.token_revoke(token_id).await?;
         self.revocations.send_modify(|n| *n += 1);
         Ok(revoked)
     }
 
-    /// Ends every key of a session.
-    pub async fn revoke_of_session(&self, session: &SessionId) -> Result<()> {
+    /// Revokes every key of a session's agent.
+    pub async fn revoke_session_keys(&self, session: &SessionId) -> Result<()> {
         if self.store.tokens_revoke_of_session(session).await? > 0 {
             self.revocations.send_modify(|n| *n += 1);
         }
         Ok(())
     }
 
-    /// The grant of a principal that was let in before, asked for again: its token may have ended since.
-    pub async fn again(&self, principal: &Principal) -> Result<Grant> {
+    /// A new grant for a principal that was authenticated earlier: its token may have expired or been revoked since.
+    pub async fn reauthenticate(&self, principal: &Principal) -> Result<Grant> {
         match &principal.token_id {
-            Some(id) => grant(self.store.token_get(id).await?, Via::Token),
-            // Without a token there is only the owner, or an agent by its base tools: never more than it was.
-            None => Ok(Grant::new(principal.clone(), None, Via::Owner)),
+            Some(id) => grant_from_row(self.store.token_get(id).await?, CredentialKind::Token),
+            // A principal without a token is the owner, or an agent using its base tools; its scope and project stay
+            // what they were.
+            None => Ok(Grant::new(principal.clone(), None, CredentialKind::Owner)),
         }
     }
 
-    /// What every agent may do without a key: act in its session's own project.
-    pub async fn base(&self, session: &SessionId) -> Result<Grant> {
+    /// The grant of an agent's base tools, which need no key: scope `write` in its session's own project.
+    pub async fn base_tools_grant(&self, session: &SessionId) -> Result<Grant> {
         let row = self.store.session_get(session).await?;
         let row = row.ok_or_else(|| Error::unavailable("this session is no longer there"))?;
         let principal = Principal {
@@ -162,68 +171,69 @@ impl Auth {
             scope: Scope::Write,
             project: Some(row.project_id),
         };
-        Ok(Grant::new(principal, None, Via::Token))
+        Ok(Grant::new(principal, None, CredentialKind::Token))
     }
 
-    /// Ends when the grant does: revoked, expired, or its token deleted. A stream that outlives the
-    /// request it began with waits for this beside its events.
-    pub async fn ended(&self, grant: &Grant) {
+    /// Completes when the grant's token is revoked, expired or deleted. An open stream waits for this beside its
+    /// events.
+    pub async fn wait_until_ended(&self, grant: &Grant) {
         let Some(token_id) = grant.token_id() else {
             return std::future::pending().await;
         };
         let mut revocations = self.revocations.subscribe();
         loop {
-            let left = grant.expires_at().map_or(RECHECK, |at| {
+            let left = grant.expires_at().map_or(TOKEN_RECHECK_INTERVAL, |at| {
                 Duration::try_from(at.duration_since(Timestamp::now()))
                     .unwrap_or(Duration::ZERO)
-                    .min(RECHECK)
+                    .min(TOKEN_RECHECK_INTERVAL)
             });
-            // Also now and then without being told: a session's own token is ended in the store.
+            // Also checked periodically: a session's key is revoked in the store without a notification.
             let _ = tokio::time::timeout(left, revocations.changed()).await;
-            if !matches!(self.store.token_get(token_id).await, Ok(Some(row)) if alive(&row)) {
+            if !matches!(self.store.token_get(token_id).await, Ok(Some(row)) if is_valid(&row)) {
                 return;
             }
         }
     }
 }
 
-const RECHECK: Duration = Duration::from_secs(5);
+/// How often an open stream checks that its token is still valid.
+const TOKEN_RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Why there is no cookie.
+/// Why a login failed.
 #[derive(Debug)]
 pub enum LoginError {
-    /// Not a good token.
+    /// The token was not accepted, or the store failed.
     Refused(Error),
-    /// Too many that were not; try again after this long.
-    TooMany(Duration),
+    /// Too many failed logins from this address; the next is accepted after this duration.
+    TooManyFailures(Duration),
 }
 
-fn alive(row: &TokenRow) -> bool {
+fn is_valid(row: &TokenRow) -> bool {
     row.revoked_at.is_none() && row.expires_at.is_none_or(|at| at > Timestamp::now())
 }
 
-fn grant(row: Option<TokenRow>, via: Via) -> Result<Grant> {
-    let row = row.filter(alive).ok_or_else(refused)?;
+fn grant_from_row(row: Option<TokenRow>, credential: CredentialKind) -> Result<Grant> {
+    let row = row.filter(is_valid).ok_or_else(invalid_token)?;
     let principal = Principal {
         token_id: Some(row.token_id),
         scope: row.scope,
         project: row.project_id,
     };
-    Ok(Grant::new(principal, row.expires_at, via))
+    Ok(Grant::new(principal, row.expires_at, credential))
 }
 
-/// One text for unknown, revoked and expired: which it was is nobody's business.
-fn refused() -> Error {
+/// One text for unknown, revoked and expired tokens, so that a client cannot find out which tokens exist.
+fn invalid_token() -> Error {
     Error::unauthenticated(
         "this token is unknown, expired or revoked; `oubliette token create` makes a new one",
     )
 }
 
-fn logged_out() -> Error {
+fn login_expired() -> Error {
     Error::unauthenticated("log in again: this login is over")
 }
 
-/// The text of a secret, for the one place that shows it.
+/// The text of a secret, where it is shown or sent once.
 pub fn expose(secret: &SecretString) -> &str {
     secret.expose_secret()
 }

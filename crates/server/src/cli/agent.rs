@@ -1,4 +1,4 @@
-//! `oubliette agent …`.
+//! `oubliette agent …`: list, show, write and delete agent definitions.
 
 use std::{
     collections::BTreeMap,
@@ -9,25 +9,25 @@ use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{
-    Context,
-    client::Client,
+    CommandContext,
+    client::ActionClient,
     files,
-    names::set,
-    output::{field, listing, pretty},
+    output::{field_text, format_listing, pretty_json},
+    resolve::set_if_some,
 };
 
 /// List, show, write and delete agents: agents/<slug>/agent.json in the home.
 #[derive(Debug, clap::Subcommand)]
-pub enum Agent {
+pub enum AgentCommand {
     /// List agents.
     List {
-        /// At most so many.
+        /// List at most this many, 1 to 1000 (default: all).
         #[arg(long, value_name = "N")]
         limit: Option<u32>,
     },
     /// Show an agent's definition.
     Get {
-        /// Which.
+        /// The agent's slug.
         slug: String,
     },
     /// Create or replace an agent from a file.
@@ -39,83 +39,83 @@ pub enum Agent {
     Put {
         /// An agent.json, its folder, or -.
         file: PathBuf,
-        /// What to call it (default: the name of its folder or file).
+        /// The agent's slug (default: the name of the file's folder, or of the file).
         #[arg(long)]
         slug: Option<String>,
-        /// Another file to keep beside it; may be given again.
+        /// Another file to copy into the agent's folder; may be repeated.
         #[arg(long = "with", value_name = "FILE")]
         with: Vec<PathBuf>,
     },
-    /// Make a new agent to start from, and say where its file is.
+    /// Create an agent from a template, and print the path of its agent.json.
     New {
-        /// What to call it, as in code-reviewer.
+        /// The agent's slug, such as code-reviewer.
         slug: String,
-        /// What people call it (default: made from the slug).
+        /// Its display name (default: made from the slug).
         #[arg(long)]
         name: Option<String>,
         /// Its system prompt.
         #[arg(long)]
         prompt: Option<String>,
-        /// Its model, as in anthropic/claude-sonnet-4-5.
+        /// Its model, such as anthropic/claude-sonnet-4-5.
         #[arg(long)]
         model: Option<String>,
-        /// A catalog entry it uses; may be given again.
+        /// The id of a catalog entry it uses; may be repeated.
         #[arg(long = "use", value_name = "ID")]
         uses: Vec<String>,
     },
     /// Delete an agent.
     Delete {
-        /// Which.
+        /// The agent's slug.
         slug: String,
     },
 }
 
-/// Runs it.
-pub async fn run(command: Agent, context: Context) -> Result<()> {
-    let client = Client::connect(&context.home).await?;
-    let done = act(command, &context, &client).await;
+/// Runs `oubliette agent`.
+pub async fn run(command: AgentCommand, context: CommandContext) -> Result<()> {
+    let client = ActionClient::connect(&context.home).await?;
+    let done = execute(command, &context, &client).await;
     client.close().await;
     done
 }
 
-async fn act(command: Agent, context: &Context, client: &Client) -> Result<()> {
+async fn execute(command: AgentCommand, context: &CommandContext, client: &ActionClient) -> Result<()> {
     let output = context.output;
     match command {
-        Agent::List { limit } => {
+        AgentCommand::List { limit } => {
             let list = client.list("agent_list", "agents", json!({}), limit).await?;
-            output.result(&list, shown_list);
+            output.print_result(&list, format_agents);
         }
-        Agent::Get { slug } => {
+        AgentCommand::Get { slug } => {
             let agent = client.call("agent_get", json!({ "slug": slug })).await?;
-            output.result(&agent, |agent| pretty(&agent["definition"]));
+            output.print_result(&agent, |agent| pretty_json(&agent["definition"]));
             if let Some(error) = agent["error"].as_str() {
-                output.hint(&format!("a later edit is broken and not in use: {error}"));
+                output.print_hint(&format!("a later edit is broken and not in use: {error}"));
             }
         }
-        Agent::Put { file, slug, with } => {
+        AgentCommand::Put { file, slug, with } => {
             let file = if file.is_dir() {
                 file.join("agent.json")
             } else {
                 file
             };
             let slug = slug
-                .or_else(|| files::suggested(&file, "agent.json"))
+                .or_else(|| files::suggested_name(&file, "agent.json"))
                 .filter(|s| s != "-");
             let slug = slug.ok_or_else(|| Error::invalid("say what to call it with --slug"))?;
-            let definition = files::object(&file)?;
-            let beside = beside(&file, &definition, &with)?;
+            let definition = files::read_json_object(&file)?;
+            let beside = companion_files(&file, &definition, &with)?;
             let mut arguments = json!({ "slug": slug, "definition": definition });
-            set(
+            set_if_some(
                 &mut arguments,
                 "files",
                 Some(beside).filter(|files| !files.is_empty()),
             );
             let put = client.call("agent_put", arguments).await?;
-            output.result(&put, |put| {
-                format!("agent {} is in use from now on", field(put, "slug"))
+            output.print_result(&put, |put| {
+                format!("agent {} is in use from now on", field_text(put, "slug"))
             });
         }
-        Agent::New {
+        AgentCommand::New {
             slug,
             name,
             prompt,
@@ -127,26 +127,28 @@ async fn act(command: Agent, context: &Context, client: &Client) -> Result<()> {
                     "there is an agent {slug} already; edit it, or choose another name"
                 )));
             }
-            let definition = template(&slug, name, prompt, model, &uses);
+            let definition = definition_template(&slug, name, prompt, model, &uses);
             let made = client
                 .call("agent_put", json!({ "slug": slug, "definition": definition }))
                 .await?;
             let path = context.home.agents_dir().join(&slug).join("agent.json");
-            output.result(&made, |_| format!("{}", path.display()));
-            output.hint(&format!(
+            output.print_result(&made, |_| format!("{}", path.display()));
+            output.print_hint(&format!(
                 "edit that file; the server takes it up as you save. Then: oubliette chat --agent {slug}"
             ));
         }
-        Agent::Delete { slug } => {
+        AgentCommand::Delete { slug } => {
             let gone = client.call("agent_delete", json!({ "slug": slug })).await?;
-            output.result(&gone, |gone| format!("agent {} is deleted", field(gone, "slug")));
+            output.print_result(&gone, |gone| {
+                format!("agent {} is deleted", field_text(gone, "slug"))
+            });
         }
     }
     Ok(())
 }
 
-/// Agents in a table, broken ones marked.
-pub fn shown_list(list: &Value) -> String {
+/// Formats the answer of `agent_list` as a table; agents with a broken edit show its error.
+pub fn format_agents(list: &Value) -> String {
     let mut agents = list["agents"].as_array().cloned().unwrap_or_default();
     for agent in &mut agents {
         let runtime = &agent["definition"]["runtime"];
@@ -156,7 +158,7 @@ pub fn shown_list(list: &Value) -> String {
         };
         agent["model"] = agent["definition"]["model"].take();
         if agent["error"].is_string() {
-            agent["description"] = json!(format!("broken edit: {}", field(agent, "error")));
+            agent["description"] = json!(format!("broken edit: {}", field_text(agent, "error")));
         }
     }
     let columns = [
@@ -166,35 +168,36 @@ pub fn shown_list(list: &Value) -> String {
         ("MODEL", "model"),
         ("DESCRIPTION", "description"),
     ];
-    listing(
+    format_listing(
         &agents,
         &columns,
         "No agent yet. Make one with `oubliette agent new SLUG`.",
     )
 }
 
-/// The files that go with a definition: its script, and what was named.
-fn beside(file: &Path, definition: &Value, with: &[PathBuf]) -> Result<BTreeMap<String, String>> {
+/// The files to store beside a definition, by name: the script its model names, and those given with `--with`.
+fn companion_files(file: &Path, definition: &Value, with: &[PathBuf]) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     let script = definition["model"]
         .as_str()
         .and_then(|model| model.strip_prefix("script:"));
     if let (Some(script), Some(folder)) = (script, file.parent()) {
         let path = folder.join(script);
-        // From stdin there is no beside; the script may be in the home already.
+        // A definition from stdin has no folder to take the script from; the home may have it already.
         if !script.contains('/') && file.as_os_str() != "-" && path.is_file() {
-            files.insert(script.to_owned(), files::text(&path)?);
+            files.insert(script.to_owned(), files::read_text(&path)?);
         }
     }
     for path in with {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(|| Error::invalid(format!("{} has no file name", path.display())))?;
-        files.insert(name.to_owned(), files::text(path)?);
+        files.insert(name.to_owned(), files::read_text(path)?);
     }
     Ok(files)
 }
 
-fn template(
+/// The definition that `agent new` writes.
+fn definition_template(
     slug: &str,
     name: Option<String>,
     prompt: Option<String>,

@@ -1,83 +1,88 @@
-//! `oubliette audit`.
+//! `oubliette audit`: lists the audit log.
 
 use oubliette_protocol::Result;
 use serde_json::json;
 
 use super::{
-    Context,
-    client::Client,
-    names::{self, set},
-    output::listing,
+    CommandContext,
+    client::ActionClient,
+    output::format_listing,
+    resolve::{self, set_if_some},
 };
 
-/// Who changed what, newest first.
+/// Arguments of `oubliette audit`, which lists with or without the word `list`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Audit {
+pub struct AuditArgs {
     #[command(subcommand)]
-    list: Option<List>,
+    list: Option<AuditCommand>,
     #[command(flatten)]
-    filter: Filter,
+    filter: AuditFilterArgs,
 }
 
-/// The same, by its full name.
+/// The subcommand `list`, for symmetry with the other commands.
 #[derive(Debug, clap::Subcommand)]
-enum List {
+enum AuditCommand {
     /// List entries (what `audit` alone does).
-    List(Filter),
+    List(AuditFilterArgs),
 }
 
+/// Which entries to list.
 #[derive(Debug, clap::Args)]
-struct Filter {
-    /// At most so many.
+struct AuditFilterArgs {
+    /// List at most this many, 1 to 1000.
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: u32,
-    /// Entries before this `next_cursor`.
+    /// Continue after a page: its `next_cursor`.
     #[arg(long, value_name = "CURSOR")]
     cursor: Option<String>,
-    /// Only this action, as in token_create.
+    /// Only entries of this action, such as token_create.
     #[arg(long, value_name = "ACTION")]
     action: Option<String>,
-    /// Only with this outcome: ok, or an error's code.
+    /// Only entries with this outcome: ok, or an error code such as not_found.
     #[arg(long, value_name = "OUTCOME")]
     outcome: Option<String>,
-    /// Only in this project, by id or name.
+    /// Only entries in this project, by id or name.
     #[arg(long, value_name = "PROJECT")]
     project: Option<String>,
-    /// Only by this token.
+    /// Only entries by the token with this id.
     #[arg(long, value_name = "ID")]
     token: Option<String>,
-    /// Only from inside this session.
+    /// Only entries by the agent of this session.
     #[arg(long, value_name = "ID")]
     session: Option<String>,
 }
 
-/// Runs it.
-pub async fn run(command: Audit, context: Context) -> Result<()> {
-    let client = Client::connect(&context.home).await?;
+/// Runs `oubliette audit`.
+pub async fn run(command: AuditArgs, context: CommandContext) -> Result<()> {
+    let client = ActionClient::connect(&context.home).await?;
     let filter = match command.list {
-        Some(List::List(filter)) => filter,
+        Some(AuditCommand::List(filter)) => filter,
         None => command.filter,
     };
-    let done = list(filter, &context, &client).await;
+    let done = print_entries(filter, &context, &client).await;
     client.close().await;
     done
 }
 
-async fn list(filter: Filter, context: &Context, client: &Client) -> Result<()> {
+async fn print_entries(
+    filter: AuditFilterArgs,
+    context: &CommandContext,
+    client: &ActionClient,
+) -> Result<()> {
     let mut arguments = json!({ "limit": filter.limit });
-    set(&mut arguments, "cursor", filter.cursor);
-    set(&mut arguments, "action", filter.action);
-    set(&mut arguments, "outcome", filter.outcome);
-    set(
+    set_if_some(&mut arguments, "cursor", filter.cursor);
+    set_if_some(&mut arguments, "action", filter.action);
+    set_if_some(&mut arguments, "outcome", filter.outcome);
+    set_if_some(
         &mut arguments,
         "project_id",
-        names::maybe_project(client, filter.project.as_deref()).await?,
+        resolve::optional_project_id(client, filter.project.as_deref()).await?,
     );
-    set(&mut arguments, "token_id", filter.token);
-    set(&mut arguments, "session_id", filter.session);
+    set_if_some(&mut arguments, "token_id", filter.token);
+    set_if_some(&mut arguments, "session_id", filter.session);
     let page = client.call("audit_list", arguments).await?;
-    context.output.result(&page, |page| {
+    context.output.print_result(&page, |page| {
         let columns = [
             ("TIME", "ts"),
             ("ACTION", "action"),
@@ -91,7 +96,7 @@ async fn list(filter: Filter, context: &Context, client: &Client) -> Result<()> 
                 entry["token_id"] = json!("the owner");
             }
         }
-        listing(&entries, &columns, "Nothing was changed yet.")
+        format_listing(&entries, &columns, "Nothing was changed yet.")
     });
     Ok(())
 }

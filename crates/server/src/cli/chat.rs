@@ -1,4 +1,4 @@
-//! `oubliette chat`: turns one after the other, with commands in between.
+//! `oubliette chat`: a session's turns one after the other, with slash commands in between.
 
 use std::{
     collections::VecDeque,
@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{
-    Context, Verdict, agent,
-    client::Client,
+    CommandContext, CommandOutcome, agent,
+    client::ActionClient,
     debug,
-    live::{Live, Show},
-    names::{self, set},
-    output::{Output, field, say},
-    session::said_switched,
-    style::{Paint, clean, fold},
+    output::{OutputFormat, field_text, print_line},
+    resolve::{self, set_if_some},
+    session::format_switch,
+    style::{AnsiStyle, fold_to_line, strip_control_chars},
     tool,
-    turn::{Ended, Interrupts, Sent, Typed},
+    turn::{InterruptSignal, SentMessage, TurnOutcome, TypedLines},
+    turn_display::{TurnDisplay, TurnVerbosity},
 };
 
 const HELP: &str = "\
@@ -32,13 +32,13 @@ const HELP: &str = "\
 /quit           leave; the session stays (so does Ctrl-D)
 /help           this";
 
-/// Where to begin.
+/// Arguments of `oubliette chat`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Commands while you chat: /switch AGENT, /agents, /tools, /cancel, /end, /help.\n\
     Lines may also come from a pipe: printf 'Hello\\n/tools\\n/end\\n' | oubliette chat --agent demo"
 )]
-pub struct Args {
+pub struct ChatArgs {
     /// The agent (default: the project's).
     #[arg(long, short)]
     agent: Option<String>,
@@ -50,60 +50,61 @@ pub struct Args {
     session: Option<String>,
 }
 
-/// A chat under way.
-struct Chat {
-    client: Client,
-    output: Output,
-    live: Live,
-    interrupts: Interrupts,
+/// A running chat.
+struct ChatLoop {
+    client: ActionClient,
+    output: OutputFormat,
+    display: TurnDisplay,
+    interrupts: InterruptSignal,
     lines: mpsc::Receiver<String>,
-    /// Typed while a turn ran.
-    waiting: VecDeque<String>,
-    /// Whether a person types.
-    typed: bool,
+    /// Lines typed while a turn ran.
+    queued: VecDeque<String>,
+    /// Whether stdin and stdout are a terminal.
+    interactive: bool,
     session: Option<String>,
     since: i64,
     agent: Option<String>,
     project: Option<String>,
-    /// How often Ctrl-C was pressed since the last line.
-    presses: usize,
-    /// Whether a turn failed that nobody was there to see.
+    /// How often Ctrl-C was pressed since the last line; the second time ends the session.
+    interrupt_count: usize,
+    /// Whether a turn or command failed; the exit code when lines come from a pipe.
     failed: bool,
 }
 
-enum Next {
-    Go,
+/// What to do after a line of input.
+enum ChatStep {
+    Continue,
     Leave,
 }
 
-/// Runs it.
-pub async fn run(args: Args, context: Context) -> Result<Verdict> {
-    let client = Client::running(&context.home).await?;
-    let interrupts = Interrupts::listen()?;
-    let typed = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let show = if context.output == Output::Json {
-        Show::Nothing
+/// Runs `oubliette chat`.
+pub async fn run(args: ChatArgs, context: CommandContext) -> Result<CommandOutcome> {
+    let client = ActionClient::connect_running(&context.home).await?;
+    let interrupts = InterruptSignal::listen()?;
+    let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let show = if context.output == OutputFormat::Json {
+        TurnVerbosity::Nothing
     } else {
-        Show::All
+        TurnVerbosity::All
     };
     let project = match args.session {
         Some(_) => None,
-        None => Some(names::project_or_only(&client, args.project.as_deref()).await?),
+        None => Some(resolve::project_id_or_only(&client, args.project.as_deref()).await?),
     };
-    let mut chat = Chat {
+    let mut chat = ChatLoop {
         project,
         agent: args.agent,
         session: None,
         since: -1,
         output: context.output,
-        live: Live::new(show),
+        display: TurnDisplay::new(show),
         lines: read_lines(),
-        waiting: VecDeque::new(),
-        presses: 0,
+        queued: VecDeque::new(),
+        interrupt_count: 0,
         failed: false,
         client,
         interrupts,
-        typed,
+        interactive,
     };
     if let Some(agent) = &chat.agent {
         chat.client.call("agent_get", json!({ "slug": agent })).await?;
@@ -111,11 +112,11 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
     if let Some(given) = &args.session {
         chat.resume(given).await?;
     }
-    chat.greet();
-    chat.talk().await
+    chat.print_greeting();
+    chat.run_loop().await
 }
 
-/// Lines of stdin, read where waiting holds nobody up.
+/// Lines of stdin, read on a thread of its own because the read blocks.
 fn read_lines() -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -129,9 +130,9 @@ fn read_lines() -> mpsc::Receiver<String> {
     lines
 }
 
-impl Chat {
+impl ChatLoop {
     async fn resume(&mut self, given: &str) -> Result<()> {
-        let id = names::session(&self.client, given).await?;
+        let id = resolve::session_id(&self.client, given).await?;
         let session = self
             .client
             .call("session_get", json!({ "session_id": id }))
@@ -142,153 +143,154 @@ impl Chat {
             )));
         }
         self.agent = session["agent"].as_str().map(str::to_owned);
-        self.since = super::run::last_index(&self.client, &id).await?;
+        self.since = super::run::last_event_index(&self.client, &id).await?;
         self.session = Some(id);
         Ok(())
     }
 
-    fn greet(&mut self) {
+    fn print_greeting(&mut self) {
         let agent = self.agent.as_deref().unwrap_or("the project's agent");
         let session = match &self.session {
             Some(id) => format!(" · session {id}"),
             None => String::new(),
         };
-        self.live.note(&format!("{agent}{session} · /help for commands"));
+        self.display
+            .print_note(&format!("{agent}{session} · /help for commands"));
     }
 
-    async fn talk(mut self) -> Result<Verdict> {
+    async fn run_loop(mut self) -> Result<CommandOutcome> {
         loop {
-            if self.typed && self.waiting.is_empty() {
+            if self.interactive && self.queued.is_empty() {
                 let mut out = std::io::stdout().lock();
-                let _ = write!(out, "{} ", Paint::stdout().bold("›"));
+                let _ = write!(out, "{} ", AnsiStyle::stdout().bold("›"));
                 let _ = out.flush();
             }
-            let line = match self.waiting.pop_front() {
+            let line = match self.queued.pop_front() {
                 Some(line) => Some(line),
                 None => tokio::select! {
                     line = self.lines.recv() => line,
                     () = self.interrupts.next() => {
-                        self.presses += 1;
-                        if self.presses > 1 {
-                            return self.end().await;
+                        self.interrupt_count += 1;
+                        if self.interrupt_count > 1 {
+                            return self.end_session().await;
                         }
-                        say("");
-                        self.live.note("Ctrl-C again ends the session; /quit leaves it");
+                        print_line("");
+                        self.display.print_note("Ctrl-C again ends the session; /quit leaves it");
                         continue;
                     }
                 },
             };
-            self.presses = 0;
+            self.interrupt_count = 0;
             let Some(line) = line else {
-                if self.typed {
-                    say("");
+                if self.interactive {
+                    print_line("");
                 }
                 return self.leave();
             };
             let line = line.trim();
             let next = match line.strip_prefix('/') {
-                _ if line.is_empty() => Ok(Next::Go),
-                Some("end") => return self.end().await,
-                Some(command) => self.command(command).await,
-                None => self.turn(line).await,
+                _ if line.is_empty() => Ok(ChatStep::Continue),
+                Some("end") => return self.end_session().await,
+                Some(command) => self.run_command(command).await,
+                None => self.run_turn(line).await,
             };
             match next {
-                Ok(Next::Go) => {}
-                Ok(Next::Leave) => return self.leave(),
-                // A server that is gone does not come back while we chat.
+                Ok(ChatStep::Continue) => {}
+                Ok(ChatStep::Leave) => return self.leave(),
+                // The server has stopped: no later turn can succeed.
                 Err(error) if !super::client::is_running(self.home()?).await => return Err(error),
                 Err(error) => {
                     self.failed = true;
-                    self.output.error(&error);
+                    self.output.print_error(&error);
                 }
             }
         }
     }
 
-    fn home(&self) -> Result<&oubliette_home::Home> {
+    fn home(&self) -> Result<&oubliette_home::HomeDir> {
         match &self.client {
-            Client::Server(home) => Ok(home),
-            Client::Local(_) => Err(Error::internal("a chat needs a server")),
+            ActionClient::Server(home) => Ok(home),
+            ActionClient::Local(_) => Err(Error::internal("a chat needs a server")),
         }
     }
 
-    async fn turn(&mut self, text: &str) -> Result<Next> {
+    async fn run_turn(&mut self, text: &str) -> Result<ChatStep> {
         let mut arguments = json!({ "message": text });
         match &self.session {
             Some(id) => arguments["session_id"] = json!(id),
             None => {
-                set(&mut arguments, "agent", self.agent.as_ref());
-                set(&mut arguments, "project_id", self.project.as_ref());
+                set_if_some(&mut arguments, "agent", self.agent.as_ref());
+                set_if_some(&mut arguments, "project_id", self.project.as_ref());
             }
         }
-        let sent = Sent::send(&self.client, arguments).await?;
+        let sent = SentMessage::send(&self.client, arguments).await?;
         if self.session.is_none() {
             self.session = Some(sent.session().to_owned());
-            self.live.note(&format!("session {}", sent.session()));
+            self.display.print_note(&format!("session {}", sent.session()));
         }
-        let mut typed = Typed {
+        let mut typed = TypedLines {
             lines: &mut self.lines,
-            waiting: &mut self.waiting,
+            queued: &mut self.queued,
         };
-        let typed = self.typed.then_some(&mut typed);
+        let typed = self.interactive.then_some(&mut typed);
         let ended = sent
             .follow(
                 &self.client,
                 &mut self.since,
-                &mut self.live,
+                &mut self.display,
                 &mut self.interrupts,
                 typed,
             )
             .await?;
         match ended {
-            Ended::Completed { reply } => {
-                if self.output == Output::Json {
-                    say(&reply.to_string());
+            TurnOutcome::Completed { reply } => {
+                if self.output == OutputFormat::Json {
+                    print_line(&reply.to_string());
                 }
-                Ok(Next::Go)
+                Ok(ChatStep::Continue)
             }
-            Ended::Cancelled { reply, by_key } => {
-                if self.output == Output::Json {
-                    say(&reply.to_string());
+            TurnOutcome::Cancelled { reply, by_interrupt } => {
+                if self.output == OutputFormat::Json {
+                    print_line(&reply.to_string());
                 }
-                self.live.note("cancelled");
-                self.presses = usize::from(by_key);
-                Ok(Next::Go)
+                self.display.print_note("cancelled");
+                self.interrupt_count = usize::from(by_interrupt);
+                Ok(ChatStep::Continue)
             }
-            Ended::Failed(error) => Err(error),
-            Ended::SessionEnded => {
+            TurnOutcome::Failed(error) => Err(error),
+            TurnOutcome::SessionEnded => {
                 self.session = None;
-                Ok(Next::Leave)
+                Ok(ChatStep::Leave)
             }
         }
     }
 
-    async fn command(&mut self, command: &str) -> Result<Next> {
+    async fn run_command(&mut self, command: &str) -> Result<ChatStep> {
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         match name {
-            "quit" | "exit" | "q" => return Ok(Next::Leave),
-            "help" | "h" | "?" => say(HELP),
+            "quit" | "exit" | "q" => return Ok(ChatStep::Leave),
+            "help" | "h" | "?" => print_line(HELP),
             "switch" => self.switch(rest.trim()).await?,
             "agents" => {
                 let list = self.client.list("agent_list", "agents", json!({}), None).await?;
-                self.output.result(&list, agent::shown_list);
+                self.output.print_result(&list, agent::format_agents);
             }
-            "tools" => self.tools().await?,
-            "cancel" => self.cancel().await?,
+            "tools" => self.list_tools().await?,
+            "cancel" => self.cancel_turn().await?,
             "session" => match &self.session {
-                Some(id) => say(id),
+                Some(id) => print_line(id),
                 None => self
-                    .live
-                    .note("no session yet: it starts with your first message"),
+                    .display
+                    .print_note("no session yet: it starts with your first message"),
             },
             other => {
-                let name = fold(other, 40);
+                let name = fold_to_line(other, 40);
                 return Err(Error::invalid(format!(
                     "there is no command /{name}; /help shows what there is"
                 )));
             }
         }
-        Ok(Next::Go)
+        Ok(ChatStep::Continue)
     }
 
     async fn switch(&mut self, agent: &str) -> Result<()> {
@@ -300,22 +302,23 @@ impl Chat {
         let Some(session) = &self.session else {
             self.client.call("agent_get", json!({ "slug": agent })).await?;
             self.agent = Some(agent.to_owned());
-            self.live.note(&format!("{agent} it is"));
+            self.display
+                .print_note(&format!("{agent} will get the first message"));
             return Ok(());
         };
         let output = self.output;
         let show = |line: &str| {
-            if output == Output::Text {
-                say(line);
+            if output == OutputFormat::Text {
+                print_line(line);
             }
         };
-        let switched = debug::switch(&self.client, session, agent, show).await?;
-        self.agent = Some(field(&switched, "agent"));
-        self.output.result(&switched, said_switched);
+        let switched = debug::switch_agent(&self.client, session, agent, show).await?;
+        self.agent = Some(field_text(&switched, "agent"));
+        self.output.print_result(&switched, format_switch);
         Ok(())
     }
 
-    async fn tools(&mut self) -> Result<()> {
+    async fn list_tools(&mut self) -> Result<()> {
         let asked = match (&self.session, &self.agent) {
             (Some(session), _) => json!({ "session_id": session }),
             (None, Some(agent)) => json!({ "agent": agent }),
@@ -326,11 +329,11 @@ impl Chat {
             }
         };
         let list = self.client.call("tool_list", asked).await?;
-        self.output.result(&list, tool::shown_tools);
+        self.output.print_result(&list, tool::format_tool_list);
         Ok(())
     }
 
-    async fn cancel(&mut self) -> Result<()> {
+    async fn cancel_turn(&mut self) -> Result<()> {
         let done = match &self.session {
             Some(session) => {
                 self.client
@@ -340,41 +343,41 @@ impl Chat {
             None => Value::Null,
         };
         if done["cancelled"] != true {
-            self.live.note("no turn is running");
+            self.display.print_note("no turn is running");
         }
         Ok(())
     }
 
-    async fn end(mut self) -> Result<Verdict> {
+    async fn end_session(mut self) -> Result<CommandOutcome> {
         if let Some(id) = self.session.take() {
             let ended = self
                 .client
                 .call("session_end", json!({ "session_id": id }))
                 .await?;
-            if self.output == Output::Json {
-                say(&ended.to_string());
+            if self.output == OutputFormat::Json {
+                print_line(&ended.to_string());
             }
-            self.live.note(&format!("{id} is ended"));
+            self.display.print_note(&format!("{id} is ended"));
         }
-        Ok(self.verdict())
+        Ok(self.outcome())
     }
 
-    fn leave(mut self) -> Result<Verdict> {
+    fn leave(mut self) -> Result<CommandOutcome> {
         if let Some(id) = &self.session {
             let hint = format!(
                 "the session stays; come back with: oubliette chat --session {}",
-                clean(id)
+                strip_control_chars(id)
             );
-            self.live.note(&hint);
+            self.display.print_note(&hint);
         }
-        Ok(self.verdict())
+        Ok(self.outcome())
     }
 
-    /// Nobody watches a pipe: there, what failed is in the exit code.
-    fn verdict(&self) -> Verdict {
-        match self.failed && !self.typed {
-            true => Verdict::Failed,
-            false => Verdict::Done,
+    /// Failed if a line failed and nobody sat at the terminal to see it.
+    fn outcome(&self) -> CommandOutcome {
+        match self.failed && !self.interactive {
+            true => CommandOutcome::Failed,
+            false => CommandOutcome::Done,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a command reaches the server, or the home when no server runs.
+//! Performs actions for a command: over the running server's control socket, or on the home when no server runs.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -6,81 +6,82 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use oubliette_home::Home;
-use oubliette_protocol::{Error, ErrorCode, Object, Result};
+use oubliette_home::HomeDir;
+use oubliette_protocol::{Error, ErrorCode, JsonObject, Result};
 use oubliette_store::OpenError;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use crate::{
-    actions::{self, Origin},
+    actions::{self, ActionOrigin},
     app::App,
-    config::Config,
+    config::ServerConfig,
 };
 
-/// How long another command, or a server that is coming up, may hold the home.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at whether it still does.
-const LOOK: Duration = Duration::from_millis(25);
+/// How long to wait for another command, or a server that is starting, to release the home's database.
+const HOME_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval between two attempts to open the database.
+const HOME_LOCK_POLL: Duration = Duration::from_millis(25);
 
-/// Something that performs actions as the home's owner.
-pub enum Client {
-    /// A running server.
-    Server(Home),
-    /// The home itself.
+/// Performs actions as the home's owner.
+pub enum ActionClient {
+    /// Through the server running for this home.
+    Server(HomeDir),
+    /// In this process, on the home's database and files.
     Local(Arc<App>),
 }
 
-impl Client {
-    /// The running server if there is one, else the home.
-    pub async fn connect(home: &Home) -> Result<Self> {
+impl ActionClient {
+    /// The running server if there is one, else the home, which is created if missing.
+    pub async fn connect(home: &HomeDir) -> Result<Self> {
         let busy = Error::from(OpenError::InUse(home.database_path()));
-        let give_up = tokio::time::Instant::now() + PATIENCE;
+        let give_up = tokio::time::Instant::now() + HOME_LOCK_TIMEOUT;
         loop {
             if is_running(home).await {
-                return Ok(Client::Server(home.clone()));
+                return Ok(ActionClient::Server(home.clone()));
             }
             home.create()?;
-            let config = Config::load(&home.config_path(), &|name| std::env::var(name).ok())?;
+            let config = ServerConfig::load(&home.config_path(), &|name| std::env::var(name).ok())?;
             match App::open(home.clone(), config).await {
-                // Another command, done in a moment, or a server that does not listen yet.
+                // Another command has the database open, or a server that does not listen yet: try again.
                 Err(error) if error == busy && tokio::time::Instant::now() < give_up => {
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(HOME_LOCK_POLL).await;
                 }
-                opened => return Ok(Client::Local(opened?)),
+                opened => return Ok(ActionClient::Local(opened?)),
             }
         }
     }
 
-    /// The running server; without one, what to do.
-    pub async fn running(home: &Home) -> Result<Self> {
+    /// The running server; without one, an error that says how to start it.
+    pub async fn connect_running(home: &HomeDir) -> Result<Self> {
         match is_running(home).await {
-            true => Ok(Client::Server(home.clone())),
-            false => Err(not_running(home)),
+            true => Ok(ActionClient::Server(home.clone())),
+            false => Err(not_running_error(home)),
         }
     }
 
-    /// Performs an action.
+    /// Performs the action `name`; `arguments` must be a JSON object.
     pub async fn call(&self, name: &str, arguments: Value) -> Result<Value> {
         let Value::Object(arguments) = arguments else {
             return Err(Error::internal("arguments are an object"));
         };
         match self {
-            Client::Server(home) => post(&home.control_socket(), name, &arguments).await,
-            Client::Local(app) => {
+            ActionClient::Server(home) => post_action(&home.control_socket(), name, &arguments).await,
+            ActionClient::Local(app) => {
                 Box::pin(actions::perform(
                     app,
-                    &app.auth.owner(),
+                    &app.auth.owner_grant(),
                     name,
                     arguments,
-                    &Origin::outside(),
+                    &ActionOrigin::outside(),
                 ))
                 .await
             }
         }
     }
 
-    /// Performs a listing action. With a limit one page of it; without, every page as one.
+    /// Performs a listing action whose rows are in the field `items`. With a limit: one page, with its cursor;
+    /// without: the rows of all pages.
     pub async fn list(
         &self,
         name: &str,
@@ -106,9 +107,9 @@ impl Client {
         }
     }
 
-    /// Follows one of the server's event streams.
-    pub async fn follow(&self, path: &str) -> Result<Stream> {
-        let Client::Server(home) = self else {
+    /// Opens one of the server's event streams: `path` is that of a GET request that answers with SSE.
+    pub async fn follow(&self, path: &str) -> Result<EventStream> {
+        let ActionClient::Server(home) = self else {
             return Err(Error::unavailable("only a running server has live events"));
         };
         let request = http::Request::get(path)
@@ -116,39 +117,39 @@ impl Client {
             .header(http::header::ACCEPT, "text/event-stream")
             .body(Full::default())
             .map_err(Error::internal)?;
-        let response = open(&home.control_socket(), request).await?;
+        let response = start_request(&home.control_socket(), request).await?;
         let status = response.status();
         if !status.is_success() {
             let body = response
                 .into_body()
                 .collect()
                 .await
-                .map_err(|e| lost(&e))?
+                .map_err(|e| no_answer_error(&e))?
                 .to_bytes();
-            return Err(refused(&body));
+            return Err(error_from_body(&body));
         }
-        Ok(Stream {
+        Ok(EventStream {
             body: response.into_body(),
             unread: Vec::new(),
-            read: 0,
+            scanned: 0,
         })
     }
 
-    /// Lets go of the home.
+    /// Closes the home's database, if it was opened here.
     pub async fn close(self) {
-        if let Client::Local(app) = self {
+        if let ActionClient::Local(app) = self {
             app.close().await;
         }
     }
 }
 
 /// Whether a server runs for this home.
-pub async fn is_running(home: &Home) -> bool {
+pub async fn is_running(home: &HomeDir) -> bool {
     UnixStream::connect(home.control_socket()).await.is_ok()
 }
 
-/// What needs a server and has none.
-fn not_running(home: &Home) -> Error {
+/// The error of a command that needs a running server.
+fn not_running_error(home: &HomeDir) -> Error {
     let (root, flag) = (home.root(), super::home_flag(home));
     Error::unavailable(format!(
         "no server is running for {}: start one in another terminal with `oubliette{flag} up`, then try again",
@@ -156,30 +157,32 @@ fn not_running(home: &Home) -> Error {
     ))
 }
 
-/// Server-sent events, one JSON value each.
-pub struct Stream {
+/// A stream of server-sent events, one JSON value each.
+pub struct EventStream {
     body: Incoming,
     unread: Vec<u8>,
-    /// How much of `unread` is known to hold no newline.
-    read: usize,
+    /// Length of the prefix of `unread` that holds no newline; searching starts after it.
+    scanned: usize,
 }
 
-impl Stream {
-    /// The next event; none when the server ended the stream. Dropping the wait loses nothing.
+impl EventStream {
+    /// The next event; none when the server ended the stream. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<Value>> {
         loop {
-            while let Some(at) = self.unread[self.read..].iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = self.unread.drain(..=self.read + at).collect();
-                self.read = 0;
+            while let Some(at) = self.unread[self.scanned..].iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=self.scanned + at).collect();
+                self.scanned = 0;
                 if let Some(data) = line.strip_prefix(b"data:") {
-                    return serde_json::from_slice(data).map(Some).map_err(|e| lost(&e));
+                    return serde_json::from_slice(data)
+                        .map(Some)
+                        .map_err(|e| no_answer_error(&e));
                 }
             }
-            self.read = self.unread.len();
+            self.scanned = self.unread.len();
             match self.body.frame().await {
                 None => return Ok(None),
                 Some(frame) => {
-                    if let Ok(data) = frame.map_err(|e| lost(&e))?.into_data() {
+                    if let Ok(data) = frame.map_err(|e| no_answer_error(&e))?.into_data() {
                         self.unread.extend_from_slice(&data);
                     }
                 }
@@ -188,44 +191,55 @@ impl Stream {
     }
 }
 
-async fn post(socket: &Path, name: &str, arguments: &Object) -> Result<Value> {
+async fn post_action(socket: &Path, name: &str, arguments: &JsonObject) -> Result<Value> {
     let body = Bytes::from(serde_json::to_vec(arguments).map_err(Error::internal)?);
     let request = http::Request::post(format!("/api/tools/{name}"))
         .header(http::header::HOST, "localhost")
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(Full::new(body))
         .map_err(Error::internal)?;
-    let (status, body) = send(socket, request).await?;
+    let (status, body) = send_request(socket, request).await?;
     match status.is_success() {
-        true => serde_json::from_slice(&body).map_err(|e| lost(&e)),
-        false => Err(refused(&body)),
+        true => serde_json::from_slice(&body).map_err(|e| no_answer_error(&e)),
+        false => Err(error_from_body(&body)),
     }
 }
 
-/// One request over the control socket.
-pub async fn send(socket: &Path, request: http::Request<Full<Bytes>>) -> Result<(http::StatusCode, Bytes)> {
-    let response = open(socket, request).await?;
+/// Sends one request over the control socket and reads the whole response.
+pub async fn send_request(
+    socket: &Path,
+    request: http::Request<Full<Bytes>>,
+) -> Result<(http::StatusCode, Bytes)> {
+    let response = start_request(socket, request).await?;
     let status = response.status();
     let body = response
         .into_body()
         .collect()
         .await
-        .map_err(|e| lost(&e))?
+        .map_err(|e| no_answer_error(&e))?
         .to_bytes();
     Ok((status, body))
 }
 
-async fn open(socket: &Path, request: http::Request<Full<Bytes>>) -> Result<http::Response<Incoming>> {
-    let stream = UnixStream::connect(socket).await.map_err(|e| lost(&e))?;
+async fn start_request(
+    socket: &Path,
+    request: http::Request<Full<Bytes>>,
+) -> Result<http::Response<Incoming>> {
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|e| no_answer_error(&e))?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
-        .map_err(|e| lost(&e))?;
+        .map_err(|e| no_answer_error(&e))?;
     tokio::spawn(connection);
-    sender.send_request(request).await.map_err(|e| lost(&e))
+    sender
+        .send_request(request)
+        .await
+        .map_err(|e| no_answer_error(&e))
 }
 
-/// The error a refusal's body tells.
-fn refused(body: &[u8]) -> Error {
+/// The error in the body of a response that is not a success.
+fn error_from_body(body: &[u8]) -> Error {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let code = serde_json::from_value(value["error"]["code"].clone()).unwrap_or(ErrorCode::Internal);
     Error::new(
@@ -234,7 +248,7 @@ fn refused(body: &[u8]) -> Error {
     )
 }
 
-fn lost(cause: &dyn std::fmt::Display) -> Error {
+fn no_answer_error(cause: &dyn std::fmt::Display) -> Error {
     Error::unavailable("the running server did not answer; look at its log, or stop it and try again")
         .with_log(cause)
 }

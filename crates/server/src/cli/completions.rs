@@ -1,4 +1,4 @@
-//! `oubliette completions`.
+//! `oubliette completions`: prints a shell's completion script.
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;
@@ -6,30 +6,32 @@ use oubliette_protocol::Result;
 use serde_json::json;
 
 use super::{
-    Cli, Context, Verdict,
-    output::{Output, say},
+    CommandContext, CommandLine, CommandOutcome,
+    output::{OutputFormat, print_line},
 };
 
-/// For which shell.
+/// Arguments of `oubliette completions`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  oubliette completions bash > ~/.local/share/bash-completion/completions/oubliette\n  \
     oubliette completions zsh > ~/.zfunc/_oubliette\n  \
     oubliette completions fish > ~/.config/fish/completions/oubliette.fish"
 )]
-pub struct Args {
-    /// The shell.
+pub struct CompletionsArgs {
+    /// The shell that will load the script.
     shell: Shell,
 }
 
 /// Prints the script.
-pub fn run(args: &Args, context: &Context) -> Result<Verdict> {
+pub fn run(args: &CompletionsArgs, context: &CommandContext) -> Result<CommandOutcome> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "oubliette", &mut script);
+    clap_complete::generate(args.shell, &mut CommandLine::command(), "oubliette", &mut script);
     let script = String::from_utf8_lossy(&script);
     match context.output {
-        Output::Json => say(&json!({ "shell": args.shell.to_string(), "script": script }).to_string()),
-        Output::Text => say(script.trim_end()),
+        OutputFormat::Json => {
+            print_line(&json!({ "shell": args.shell.to_string(), "script": script }).to_string())
+        }
+        OutputFormat::Text => print_line(script.trim_end()),
     }
-    Ok(Verdict::Done)
+    Ok(CommandOutcome::Done)
 }

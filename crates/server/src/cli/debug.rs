@@ -1,17 +1,17 @@
-//! The debugger in the terminal: what happened behind a session, with timings; and the steps of a switch.
+//! Shows a session's debugger events in the terminal, with timings; and the steps of switching its agent.
 
 use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{
-    client::Client,
-    live::{arguments, result},
-    output::{Output, field, heard},
-    style::{Paint, fold, width},
+    client::ActionClient,
+    output::{OutputFormat, field_text, try_print_line},
+    style::{AnsiStyle, fold_to_line, terminal_width},
+    turn_display::{format_arguments, format_result},
 };
 
-/// The kinds that tell of a context being built, drained and taken down.
-const STEPS: [&str; 14] = [
+/// The kinds of events shown during a switch: building, draining and tearing down an agent's context.
+const SWITCH_KINDS: [&str; 14] = [
     "build_started",
     "tool_server_starting",
     "tool_server_ready",
@@ -28,20 +28,20 @@ const STEPS: [&str; 14] = [
     "teardown_finished",
 ];
 
-/// What to follow.
-pub struct Following {
-    /// Whose.
+/// Which debugger events to show.
+pub struct DebugFollow {
+    /// The session's id.
     pub session: String,
-    /// After which index.
+    /// Index of the last event not to show; advanced as events are shown.
     pub since: i64,
-    /// Which kinds; none: all.
+    /// The kinds to show; none: all.
     pub kinds: Option<Vec<String>>,
-    /// Whether to stay for what is still to come.
+    /// Whether to wait for events to come, until the session ends.
     pub live: bool,
 }
 
-/// Shows a session's debugger, and stays until the session ends or the person leaves.
-pub async fn follow(client: &Client, mut following: Following, output: Output) -> Result<()> {
+/// Prints a session's debugger events; with `live`, until the session ends or stdout is closed.
+pub async fn follow(client: &ActionClient, mut following: DebugFollow, output: OutputFormat) -> Result<()> {
     let odd = |kind: &&String| kind.is_empty() || !kind.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     if let Some(kind) = following.kinds.iter().flatten().find(odd) {
         return Err(Error::invalid(format!(
@@ -49,34 +49,34 @@ pub async fn follow(client: &Client, mut following: Following, output: Output) -
             oubliette_protocol::id::quoted(kind)
         )));
     }
-    // The debugger does not say that a session ended; the session's own log does. Where that stands is
-    // asked before how the session is: an end in between is then seen as one or the other.
-    let last = super::run::last_index(client, &following.session).await?;
+    // The session's end is in its own event log, not in the debugger. The log's last index is read before the
+    // status: a session that ends in between is then seen as ended by the status or by the log's stream.
+    let last = super::run::last_event_index(client, &following.session).await?;
     let session = client
         .call("session_get", json!({ "session_id": following.session }))
         .await?;
     let live = following.live && session["status"] != "ended";
-    let mut clock = Clock::default();
+    let mut clock = EventTimer::default();
     let mut show = |event: &Value| match output {
-        Output::Json => heard(&event.to_string()),
-        Output::Text => heard(&clock.line(event)),
+        OutputFormat::Json => try_print_line(&event.to_string()),
+        OutputFormat::Text => try_print_line(&clock.format_event(event)),
     };
     if !live {
-        return rest(client, &mut following, &mut show).await;
+        return show_remaining(client, &mut following, &mut show).await;
     }
-    if output == Output::Text {
-        let agent = field(&session, "agent");
-        output.hint(&format!(
+    if output == OutputFormat::Text {
+        let agent = field_text(&session, "agent");
+        output.print_hint(&format!(
             "following {} (agent {agent}, {}); Ctrl-C leaves",
             following.session,
-            field(&session, "status")
+            field_text(&session, "status")
         ));
     }
     let path = format!(
         "/api/debugger?session_id={}&since_index={}{}",
         following.session,
         following.since,
-        kinds(&following)
+        kinds_query(&following)
     );
     let mut events = client.follow(&path).await?;
     let mut log = client
@@ -97,7 +97,7 @@ pub async fn follow(client: &Client, mut following: Following, output: Output) -
                 None => return Err(Error::unavailable("the server stopped; start it again with `oubliette up`")),
             },
             event = log.next() => match event? {
-                Some(event) if event["status"] == "ended" => return rest(client, &mut following, &mut show).await,
+                Some(event) if event["status"] == "ended" => return show_remaining(client, &mut following, &mut show).await,
                 Some(_) => {}
                 None => return Err(Error::unavailable("the server stopped; start it again with `oubliette up`")),
             },
@@ -105,10 +105,10 @@ pub async fn follow(client: &Client, mut following: Following, output: Output) -
     }
 }
 
-/// Shows what is there and not shown yet.
-async fn rest(
-    client: &Client,
-    following: &mut Following,
+/// Shows the recorded events after `since`; stops when `show` returns false.
+async fn show_remaining(
+    client: &ActionClient,
+    following: &mut DebugFollow,
     show: &mut impl FnMut(&Value) -> bool,
 ) -> Result<()> {
     loop {
@@ -129,35 +129,36 @@ async fn rest(
     }
 }
 
-fn kinds(following: &Following) -> String {
+/// The query parameter `kinds`, if any kinds were chosen.
+fn kinds_query(following: &DebugFollow) -> String {
     following
         .kinds
         .as_ref()
         .map_or_else(String::new, |kinds| format!("&kinds={}", kinds.join(",")))
 }
 
-/// Switches a session's agent, showing each step as it is done.
-pub async fn switch(
-    client: &Client,
+/// Switches a session's agent; `show` is given a line for each step as it happens.
+pub async fn switch_agent(
+    client: &ActionClient,
     session: &str,
     agent: &str,
     mut show: impl FnMut(&str),
 ) -> Result<Value> {
-    let steps = STEPS.iter().map(|kind| (*kind).to_owned()).collect();
-    let mut following = Following {
+    let steps = SWITCH_KINDS.iter().map(|kind| (*kind).to_owned()).collect();
+    let mut following = DebugFollow {
         session: session.to_owned(),
         since: -1,
         kinds: Some(steps),
         live: true,
     };
-    rest(client, &mut following, &mut |_| true).await?;
+    show_remaining(client, &mut following, &mut |_| true).await?;
     let path = format!(
         "/api/debugger?session_id={session}&since_index={}{}",
         following.since,
-        kinds(&following)
+        kinds_query(&following)
     );
     let mut events = client.follow(&path).await?;
-    let mut clock = Clock::default();
+    let mut clock = EventTimer::default();
     let switch = client.call(
         "session_switch_agent",
         json!({ "session_id": session, "agent": agent }),
@@ -168,34 +169,34 @@ pub async fn switch(
             switched = &mut switch => break switched,
             Ok(Some(event)) = events.next() => {
                 following.since = event["index"].as_i64().unwrap_or(following.since);
-                show(&clock.line(&event));
+                show(&clock.format_event(&event));
             }
         }
     };
-    // What was recorded before the answer is shown before it.
-    let _ = rest(client, &mut following, &mut |event| {
-        show(&clock.line(event));
+    // The answer may overtake events on the stream: show those that are left before returning.
+    let _ = show_remaining(client, &mut following, &mut |event| {
+        show(&clock.format_event(event));
         true
     })
     .await;
     switched
 }
 
-/// Counts from the first event it sees.
+/// Formats events with the time since the first one.
 #[derive(Default)]
-pub struct Clock {
+pub struct EventTimer {
     first: Option<jiff::Timestamp>,
 }
 
-impl Clock {
-    /// An event in a line, with the time since the first.
-    pub fn line(&mut self, event: &Value) -> String {
+impl EventTimer {
+    /// One line: time since the first event, kind, description.
+    pub fn format_event(&mut self, event: &Value) -> String {
         let ts = event["ts"]
             .as_str()
             .and_then(|text| text.parse::<jiff::Timestamp>().ok());
         let first = *self.first.get_or_insert(ts.unwrap_or_default());
         let passed = ts.map_or(0.0, |ts| ts.duration_since(first).as_secs_f64());
-        let paint = Paint::stdout();
+        let paint = AnsiStyle::stdout();
         let kind = event["kind"].as_str().unwrap_or("?");
         let padded = format!("{kind:<20}");
         let coloured = match kind {
@@ -205,19 +206,19 @@ impl Clock {
             "build_finished" | "tool_server_ready" => paint.green(&padded),
             _ => paint.cyan(&padded),
         };
-        let room = width().saturating_sub(34).max(30);
+        let room = terminal_width().saturating_sub(34).max(30);
         let line = format!(
             "{} {coloured} {}",
             paint.dim(&format!("{passed:>9.3}s")),
-            fold(&told(event), room)
+            fold_to_line(&describe_event(event), room)
         );
         line.trim_end().to_owned()
     }
 }
 
-/// What an event says, besides its kind.
-fn told(event: &Value) -> String {
-    let text = |name: &str| field(event, name);
+/// Describes an event's fields in words, by its kind.
+fn describe_event(event: &Value) -> String {
+    let text = |name: &str| field_text(event, name);
     let ms = |name: &str| match event[name].as_f64() {
         Some(ms) if ms < 10.0 => format!("{ms:.1} ms"),
         Some(ms) => format!("{ms:.0} ms"),
@@ -287,13 +288,13 @@ fn told(event: &Value) -> String {
         "tool_call" => {
             let outcome = match (event["ok"] == true, event["error"].as_str()) {
                 (_, Some(error)) => format!("failed: {error}"),
-                (true, None) => result(&event["result"]),
-                (false, None) => format!("failed: {}", result(&event["result"])),
+                (true, None) => format_result(&event["result"]),
+                (false, None) => format!("failed: {}", format_result(&event["result"])),
             };
             format!(
                 "{} {} [{}, {}] → {outcome}",
                 text("tool"),
-                arguments(&event["arguments"]),
+                format_arguments(&event["arguments"]),
                 text("source"),
                 ms("duration_ms")
             )
@@ -308,7 +309,7 @@ fn told(event: &Value) -> String {
             text("status"),
             ms("duration_ms")
         ),
-        _ => arguments(event),
+        _ => format_arguments(event),
     }
 }
 
@@ -317,17 +318,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_when_what_and_how_long() {
-        let mut clock = Clock::default();
+    fn a_line_has_time_kind_and_duration() {
+        let mut clock = EventTimer::default();
         let first = json!({"kind": "build_started", "ts": "2026-01-01T00:00:00Z", "agent": "a", "servers": ["x", "y"]});
-        assert_eq!(clock.line(&first), "    0.000s build_started        a with x, y");
+        assert_eq!(
+            clock.format_event(&first),
+            "    0.000s build_started        a with x, y"
+        );
         let call = json!({"kind": "tool_call", "ts": "2026-01-01T00:00:01.5Z", "tool": "read", "source": "catalog",
             "arguments": {"path": "a"}, "ok": true, "duration_ms": 3.25, "result": {"content": [{"type": "text", "text": "hi"}]}});
         assert_eq!(
-            clock.line(&call),
+            clock.format_event(&call),
             "    1.500s tool_call            read path=\"a\" [catalog, 3.2 ms] → hi"
         );
         let unknown = json!({"kind": "later", "ts": "2026-01-01T00:00:02Z"});
-        assert!(clock.line(&unknown).contains("later"));
+        assert!(clock.format_event(&unknown).contains("later"));
     }
 }

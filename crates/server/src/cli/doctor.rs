@@ -1,45 +1,46 @@
-//! `oubliette doctor`.
+//! `oubliette doctor`: runs the checks of [`crate::doctor`] and prints them.
 
 use oubliette_protocol::Result;
 use serde_json::Value;
 
 use super::{
-    Context, Verdict, address,
-    client::{self, Client},
-    output::field,
-    style::{Paint, clean},
+    CommandContext, CommandOutcome,
+    client::{self, ActionClient},
+    output::field_text,
+    server_url,
+    style::{AnsiStyle, strip_control_chars},
 };
 use crate::doctor;
 
-/// Looks, through the running server if there is one: it is its view that counts.
-pub async fn run(context: Context) -> Result<Verdict> {
+/// Runs the checks: in the server if one runs, because its environment and rights are what matters.
+pub async fn run(context: CommandContext) -> Result<CommandOutcome> {
     let report = match client::is_running(&context.home).await {
         true => {
-            let mut report = Client::running(&context.home)
+            let mut report = ActionClient::connect_running(&context.home)
                 .await?
                 .call("doctor", serde_json::json!({}))
                 .await?;
-            let url = address::of(&context.home).await?;
+            let url = server_url::lookup(&context.home).await?;
             if let Some(checks) = report["checks"].as_array_mut() {
-                checks.insert(0, doctor::listening(&url));
+                checks.insert(0, doctor::listening_check(&url));
             }
             report
         }
         false => doctor::examine_stopped(&context.home).await,
     };
-    context.output.result(&report, shown);
+    context.output.print_result(&report, format_report);
     Ok(match report["ok"] == true {
-        true => Verdict::Done,
-        false => Verdict::Failed,
+        true => CommandOutcome::Done,
+        false => CommandOutcome::Failed,
     })
 }
 
-fn shown(report: &Value) -> String {
-    let paint = Paint::stdout();
+fn format_report(report: &Value) -> String {
+    let paint = AnsiStyle::stdout();
     let checks = report["checks"].as_array().map_or(&[][..], Vec::as_slice);
     let widest = checks
         .iter()
-        .map(|c| field(c, "name").chars().count())
+        .map(|c| field_text(c, "name").chars().count())
         .max()
         .unwrap_or(0);
     let mut lines = Vec::new();
@@ -52,8 +53,8 @@ fn shown(report: &Value) -> String {
         lines.push(
             format!(
                 "{mark} {:widest$}  {}",
-                field(check, "name"),
-                clean(&field(check, "detail"))
+                field_text(check, "name"),
+                strip_control_chars(&field_text(check, "detail"))
             )
             .trim_end()
             .to_owned(),
@@ -62,7 +63,7 @@ fn shown(report: &Value) -> String {
             lines.push(format!(
                 "  {:widest$}  {}",
                 "",
-                paint.bold(&format!("→ {}", clean(remedy)))
+                paint.bold(&format!("→ {}", strip_control_chars(remedy)))
             ));
         }
     }

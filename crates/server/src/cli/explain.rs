@@ -1,4 +1,5 @@
-//! `oubliette tool test` and `oubliette tool explain`: what a tool would be to an agent.
+//! `oubliette tool test` starts a catalog entry and lists its tools; `oubliette tool explain` says whether an agent
+//! may call a tool.
 
 use std::sync::Arc;
 
@@ -6,27 +7,29 @@ use oubliette_protocol::{
     CatalogId, Error, Result, Slug,
     agent::AgentDefinition,
     relay::method,
-    tool::{Light, Source, ToolList, ToolRow},
+    tool::{HealthStatus, ListedTool, ToolList, ToolSource},
 };
 use serde_json::json;
 
-use super::{Context, client::Client, names, output::table, style::Paint, trial::Trial};
+use super::{
+    CommandContext, client::ActionClient, output::format_table, resolve, style::AnsiStyle, trial::ToolTrial,
+};
 use crate::actions;
 
-/// Starts one entry of the catalog and says what came of it.
-pub async fn test(id: &str, context: &Context) -> Result<()> {
+/// Starts one catalog entry and prints its tools and how long it took.
+pub async fn test_entry(id: &str, context: &CommandContext) -> Result<()> {
     let id: CatalogId = id.parse()?;
-    let trial = Trial::new(&context.home)?;
+    let trial = ToolTrial::new(&context.home)?;
     let entry = trial.library.tool(&id)?;
     let definition = json!({ "name": "Trial", "prompt": "None.", "tools": { "use": [id] } });
     let definition: AgentDefinition = serde_json::from_value(definition).map_err(Error::internal)?;
-    let tried = trial.hold("trial".parse()?, Arc::new(definition)).await?;
+    let tried = trial.run("trial".parse()?, Arc::new(definition)).await?;
     let row = tried
         .list
         .servers
         .first()
         .ok_or_else(|| Error::internal("the entry was not started"))?;
-    if row.status == Light::Red {
+    if row.status == HealthStatus::Red {
         let why = row.error.as_deref().unwrap_or("it did not become ready");
         return Err(Error::unavailable(format!("{id} could not be started: {why}")));
     }
@@ -44,7 +47,7 @@ pub async fn test(id: &str, context: &Context) -> Result<()> {
         "took_ms": took_ms,
         "tools": tools,
     });
-    context.output.result(&shape, |_| {
+    context.output.print_result(&shape, |_| {
         let rows: Vec<_> = tried
             .list
             .tools
@@ -57,31 +60,32 @@ pub async fn test(id: &str, context: &Context) -> Result<()> {
         };
         let said = format!(
             "{} {id} was ready in {took_ms} ms with {count}",
-            Paint::stdout().green("✓")
+            AnsiStyle::stdout().green("✓")
         );
         match rows.is_empty() {
             true => said,
-            false => format!("{said}\n\n{}", table(&["TOOL", "DESCRIPTION"], &rows)),
+            false => format!("{said}\n\n{}", format_table(&["TOOL", "DESCRIPTION"], &rows)),
         }
     });
     Ok(())
 }
 
-/// Says whether an agent may call a tool.
-pub async fn explain(
+/// Prints whether an agent may call a tool, and by which rule. Without a session the agent's tool servers are started
+/// to list their tools, unless the definitions already decide or `no_start` is given.
+pub async fn explain_tool(
     agent: &str,
     tool: &str,
     session: Option<&str>,
     no_start: bool,
-    context: &Context,
+    context: &CommandContext,
 ) -> Result<()> {
     let slug: Slug = agent.parse()?;
-    let trial = Trial::new(&context.home)?;
+    let trial = ToolTrial::new(&context.home)?;
     let definition = trial.library.agent(&slug)?.definition.clone();
     let list = match session {
         Some(session) => {
-            let client = Client::running(&context.home).await?;
-            let id = names::session(&client, session).await?;
+            let client = ActionClient::connect_running(&context.home).await?;
+            let id = resolve::session_id(&client, session).await?;
             let runs = client.call("session_get", json!({ "session_id": id })).await?;
             if runs["agent"] != agent {
                 let now = runs["agent"].as_str().unwrap_or("another agent");
@@ -91,18 +95,18 @@ pub async fn explain(
             serde_json::from_value(list).map_err(Error::internal)?
         }
         None => {
-            let known = oubliette_tools::preview(&definition, &trial.used(&definition));
-            match no_start || settled(&known, tool) {
-                true => with_base(known, &definition),
-                false => with_base(
-                    trial.hold(slug.clone(), definition.clone()).await?.list,
+            let known = oubliette_tools::preview(&definition, &trial.used_definitions(&definition));
+            match no_start || is_known_without_start(&known, tool) {
+                true => with_base_tools(known, &definition),
+                false => with_base_tools(
+                    trial.run(slug.clone(), definition.clone()).await?.list,
                     &definition,
                 ),
             }
         }
     };
     let sentence = oubliette_tools::explain(&slug, &definition, &list, tool);
-    let row = find(&list, tool);
+    let row = find_row(&list, tool);
     let mut shape = json!({ "agent": slug, "tool": tool, "explanation": sentence });
     shape["allowed"] = json!(row.is_some_and(|row| row.allowed));
     shape["available"] = json!(row.is_some_and(|row| row.available));
@@ -111,36 +115,39 @@ pub async fn explain(
         shape["source"] = json!(row.source);
         shape["reason"] = json!(row.reason);
     }
-    context.output.result(&shape, |_| sentence.clone());
+    context.output.print_result(&shape, |_| sentence.clone());
     Ok(())
 }
 
-fn find<'a>(list: &'a ToolList, tool: &str) -> Option<&'a ToolRow> {
+fn find_row<'a>(list: &'a ToolList, tool: &str) -> Option<&'a ListedTool> {
     list.tools
         .iter()
         .find(|row| row.name == tool || row.canonical == tool || row.aliases.iter().any(|a| a == tool))
 }
 
-/// Whether the definitions alone say all there is to say.
-fn settled(known: &ToolList, tool: &str) -> bool {
-    method::BASE.contains(&tool)
-        || known.servers.iter().all(|server| server.status == Light::Green)
-        || find(known, tool).is_some_and(|row| row.available || !row.allowed)
+/// Whether the definitions alone decide, so that no tool server has to be started.
+fn is_known_without_start(known: &ToolList, tool: &str) -> bool {
+    method::BASE_TOOLS.contains(&tool)
+        || known
+            .servers
+            .iter()
+            .all(|server| server.status == HealthStatus::Green)
+        || find_row(known, tool).is_some_and(|row| row.available || !row.allowed)
 }
 
-/// With the tools every agent has.
-fn with_base(mut list: ToolList, definition: &AgentDefinition) -> ToolList {
-    let rules = oubliette_tools::allow::Rules::new(&definition.tools);
-    let base = method::BASE
+/// Adds the base tools, which every agent has, to a list made without a session.
+fn with_base_tools(mut list: ToolList, definition: &AgentDefinition) -> ToolList {
+    let rules = oubliette_tools::allow::ToolRules::new(&definition.tools);
+    let base = method::BASE_TOOLS
         .iter()
         .filter_map(|name| actions::find(name))
-        .map(actions::spec)
+        .map(actions::tool_spec)
         .map(|spec| {
-            let denied = rules.denies(&spec.name);
-            ToolRow {
+            let denied = rules.denied_by(&spec.name);
+            ListedTool {
                 canonical: spec.name.clone(),
                 aliases: Vec::new(),
-                source: Source::Base,
+                source: ToolSource::Base,
                 server: None,
                 allowed: denied.is_none(),
                 reason: Some(match denied {

@@ -1,42 +1,43 @@
-//! `oubliette mcp-config`: what to paste into an MCP client.
+//! `oubliette mcp-config`: prints the configuration that connects an MCP client to this server.
 
 use clap::ValueEnum;
 use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{
-    Context, Verdict, address,
-    output::{Output, pretty, say},
+    CommandContext, CommandOutcome,
+    output::{OutputFormat, pretty_json, print_line},
+    server_url,
 };
 
-/// What stands where a token belongs.
-pub const PLACEHOLDER: &str = "oub_YOUR_TOKEN";
+/// Printed in place of the token when none is given.
+pub const TOKEN_PLACEHOLDER: &str = "oub_YOUR_TOKEN";
 /// The variable that holds the token, for clients that read one.
-const VARIABLE: &str = "OUBLIETTE_TOKEN";
+const TOKEN_VARIABLE: &str = "OUBLIETTE_TOKEN";
 
-/// For which client.
+/// Arguments of `oubliette mcp-config`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "What is printed is the whole file, or what to add to it; where it goes is said on stderr.\n\n\
     Examples:\n  oubliette mcp-config claude-code\n  \
     oubliette mcp-config cursor --token \"$(oubliette token create --name cursor --scope write)\" > .cursor/mcp.json"
 )]
-pub struct Args {
+pub struct McpConfigArgs {
     /// The client.
     #[arg(value_enum)]
     client: McpClient,
-    /// The token to put into it (default: a placeholder). `oubliette token create` makes one.
+    /// The token to put into the configuration (default: a placeholder); `oubliette token create` makes one.
     #[arg(long)]
     token: Option<String>,
     /// The server's URL as the client sees it (default: the running server's, else the configured one).
     #[arg(long)]
     url: Option<String>,
-    /// What the client calls the server.
+    /// The server's name in the client: letters, digits, - and _.
     #[arg(long, default_value = "oubliette")]
     name: String,
 }
 
-/// An MCP client with a configuration of its own.
+/// An MCP client whose configuration format is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum McpClient {
     /// Claude Code.
@@ -57,36 +58,36 @@ pub enum McpClient {
     Gemini,
 }
 
-/// What to paste, and where.
+/// Text to paste into a client's configuration, and where it goes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Paste {
+pub struct ClientSnippet {
     /// `shell`, `json` or `toml`.
     pub format: &'static str,
-    /// Where it goes.
+    /// The file, or the terminal, it is pasted into.
     pub place: &'static str,
     /// The text.
     pub text: String,
-    /// What else to do.
+    /// What else the user has to do or have.
     pub note: Option<String>,
 }
 
-/// Where a client finds the server, and what it shows there.
+/// What a client has to know of the server.
 #[derive(Debug, Clone)]
-pub struct Server {
-    /// What the client calls it.
+pub struct ServerEntry {
+    /// The server's name in the client.
     pub name: String,
-    /// Its `/mcp`.
+    /// The URL of its MCP endpoint, which ends in `/mcp`.
     pub url: String,
-    /// The token, if it is known.
+    /// The token; a placeholder is printed without one.
     pub token: Option<String>,
 }
 
-impl Server {
+impl ServerEntry {
     fn bearer(&self) -> String {
-        format!("Bearer {}", self.token.as_deref().unwrap_or(PLACEHOLDER))
+        format!("Bearer {}", self.token.as_deref().unwrap_or(TOKEN_PLACEHOLDER))
     }
 
-    fn named(&self, entry: Value) -> Value {
+    fn keyed_by_name(&self, entry: Value) -> Value {
         let mut servers = serde_json::Map::new();
         servers.insert(self.name.clone(), entry);
         servers.into()
@@ -94,30 +95,30 @@ impl Server {
 }
 
 impl McpClient {
-    /// What to paste into this client.
-    pub fn paste(self, server: &Server) -> Paste {
+    /// The text for this client.
+    pub fn snippet(self, server: &ServerEntry) -> ClientSnippet {
         let headers = json!({ "Authorization": server.bearer() });
-        let json = |place: &'static str, value: Value| Paste {
+        let json = |place: &'static str, value: Value| ClientSnippet {
             format: "json",
             place,
-            text: pretty(&value),
+            text: pretty_json(&value),
             note: None,
         };
         match self {
-            McpClient::ClaudeCode => Paste {
+            McpClient::ClaudeCode => ClientSnippet {
                 format: "shell",
                 place: "a terminal",
                 text: format!(
                     "claude mcp add --transport http {} {} --header {}",
-                    quoted(&server.name),
-                    quoted(&server.url),
-                    quoted(&format!("Authorization: {}", server.bearer()))
+                    shell_quote(&server.name),
+                    shell_quote(&server.url),
+                    shell_quote(&format!("Authorization: {}", server.bearer()))
                 ),
                 note: None,
             },
             McpClient::ClaudeDesktop => {
-                // It starts servers and cannot send headers itself; the header's space is kept out of the
-                // arguments because some systems split them there.
+                // Claude Desktop only starts local servers, so mcp-remote forwards to the URL. The header's value is
+                // in a variable because some systems split arguments at a space.
                 let mut args = vec![
                     "-y",
                     "mcp-remote",
@@ -130,11 +131,11 @@ impl McpClient {
                 }
                 let entry =
                     json!({ "command": "npx", "args": args, "env": { "OUBLIETTE_AUTH": server.bearer() } });
-                Paste {
+                ClientSnippet {
                     note: Some("it reaches HTTP servers through mcp-remote, which needs Node".into()),
                     ..json(
                         "claude_desktop_config.json (Settings, Developer, Edit Config)",
-                        json!({ "mcpServers": server.named(entry) }),
+                        json!({ "mcpServers": server.keyed_by_name(entry) }),
                     )
                 }
             }
@@ -142,7 +143,7 @@ impl McpClient {
                 let entry = json!({ "url": server.url, "headers": headers });
                 json(
                     "~/.cursor/mcp.json, or .cursor/mcp.json in a project",
-                    json!({ "mcpServers": server.named(entry) }),
+                    json!({ "mcpServers": server.keyed_by_name(entry) }),
                 )
             }
             McpClient::VsCode => {
@@ -155,7 +156,7 @@ impl McpClient {
                     }]);
                 }
                 value["servers"] =
-                    server.named(json!({ "type": "http", "url": server.url, "headers": headers }));
+                    server.keyed_by_name(json!({ "type": "http", "url": server.url, "headers": headers }));
                 json(
                     ".vscode/mcp.json, or the file of `MCP: Open User Configuration`",
                     value,
@@ -163,8 +164,7 @@ impl McpClient {
             }
             McpClient::OpenCode => {
                 let entry = json!({ "type": "remote", "url": server.url, "enabled": true, "headers": headers, "oauth": false });
-                let value =
-                    json!({ "$schema": "https://opencode.ai/config.json", "mcp": server.named(entry) });
+                let value = json!({ "$schema": "https://opencode.ai/config.json", "mcp": server.keyed_by_name(entry) });
                 json(
                     "~/.config/opencode/opencode.json, or opencode.json in a project",
                     value,
@@ -174,22 +174,22 @@ impl McpClient {
                 let table = format!(
                     "[mcp_servers.{}]\nurl = {}\n",
                     server.name,
-                    toml_text(&server.url)
+                    toml_string(&server.url)
                 );
                 let (text, note) = match &server.token {
                     Some(_) => (
                         format!(
                             "{table}http_headers = {{ Authorization = {} }}",
-                            toml_text(&server.bearer())
+                            toml_string(&server.bearer())
                         ),
                         None,
                     ),
                     None => (
-                        format!("{table}bearer_token_env_var = {}", toml_text(VARIABLE)),
-                        Some(format!("start it with the token in {VARIABLE}")),
+                        format!("{table}bearer_token_env_var = {}", toml_string(TOKEN_VARIABLE)),
+                        Some(format!("start it with the token in {TOKEN_VARIABLE}")),
                     ),
                 };
-                Paste {
+                ClientSnippet {
                     format: "toml",
                     place: "~/.codex/config.toml",
                     text,
@@ -200,24 +200,25 @@ impl McpClient {
                 let entry = json!({ "httpUrl": server.url, "headers": headers });
                 json(
                     "~/.gemini/settings.json",
-                    json!({ "mcpServers": server.named(entry) }),
+                    json!({ "mcpServers": server.keyed_by_name(entry) }),
                 )
             }
         }
     }
 
-    fn word(self) -> String {
+    /// The client's name on the command line.
+    fn value_name(self) -> String {
         self.to_possible_value()
             .map(|value| value.get_name().to_owned())
             .unwrap_or_default()
     }
 }
 
-/// Runs it.
-pub async fn run(args: Args, context: Context) -> Result<Verdict> {
+/// Runs `oubliette mcp-config`.
+pub async fn run(args: McpConfigArgs, context: CommandContext) -> Result<CommandOutcome> {
     let base = match args.url {
-        Some(url) => checked(&url)?,
-        None => address::of(&context.home).await?,
+        Some(url) => check_url(&url)?,
+        None => server_url::lookup(&context.home).await?,
     };
     let base = base.trim_end_matches('/');
     let url = if base.ends_with("/mcp") {
@@ -242,15 +243,15 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
             "--token is not a token; make one with `oubliette token create`",
         ));
     }
-    let server = Server {
+    let server = ServerEntry {
         name: args.name,
         url,
         token: args.token,
     };
-    let paste = args.client.paste(&server);
-    if context.output == Output::Json {
+    let paste = args.client.snippet(&server);
+    if context.output == OutputFormat::Json {
         let mut shape = json!({
-            "client": args.client.word(), "format": paste.format, "place": paste.place, "url": server.url, "text": paste.text,
+            "client": args.client.value_name(), "format": paste.format, "place": paste.place, "url": server.url, "text": paste.text,
         });
         if paste.format == "json" {
             shape["config"] = serde_json::from_str(&paste.text).map_err(Error::internal)?;
@@ -258,27 +259,27 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
         if let Some(note) = &paste.note {
             shape["note"] = json!(note);
         }
-        say(&shape.to_string());
-        return Ok(Verdict::Done);
+        print_line(&shape.to_string());
+        return Ok(CommandOutcome::Done);
     }
-    say(&paste.text);
+    print_line(&paste.text);
     match paste.format {
-        "shell" => context.output.hint("run that in a terminal"),
-        _ => context.output.hint(&format!("goes into {}", paste.place)),
+        "shell" => context.output.print_hint("run that in a terminal"),
+        _ => context.output.print_hint(&format!("goes into {}", paste.place)),
     }
     if let Some(note) = &paste.note {
-        context.output.hint(note);
+        context.output.print_hint(note);
     }
     if server.token.is_none() {
-        let name = args.client.word();
-        context.output.hint(&format!(
+        let name = args.client.value_name();
+        context.output.print_hint(&format!(
             "make a token for it with: oubliette token create --name {name} --scope write"
         ));
     }
-    Ok(Verdict::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn checked(url: &str) -> Result<String> {
+fn check_url(url: &str) -> Result<String> {
     let good = (url.starts_with("http://") || url.starts_with("https://"))
         && url.bytes().all(|b| b.is_ascii_graphic());
     match good {
@@ -287,8 +288,8 @@ fn checked(url: &str) -> Result<String> {
     }
 }
 
-/// A word for a shell.
-fn quoted(word: &str) -> String {
+/// Quotes a word for a POSIX shell, if it needs quotes.
+fn shell_quote(word: &str) -> String {
     match word
         .bytes()
         .all(|b| b.is_ascii_alphanumeric() || b"-_./:=@".contains(&b))
@@ -298,7 +299,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-fn toml_text(text: &str) -> String {
+fn toml_string(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
 
@@ -306,8 +307,8 @@ fn toml_text(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn server(token: Option<&str>) -> Server {
-        Server {
+    fn server(token: Option<&str>) -> ServerEntry {
+        ServerEntry {
             name: "oubliette".into(),
             url: "http://127.0.0.1:8080/mcp".into(),
             token: token.map(str::to_owned),
@@ -318,7 +319,7 @@ mod tests {
     fn every_client_gets_the_url_and_a_place_for_the_token() {
         for client in McpClient::value_variants() {
             for token in [None, Some("oub_abc")] {
-                let paste = client.paste(&server(token));
+                let paste = client.snippet(&server(token));
                 assert!(paste.text.contains("http://127.0.0.1:8080/mcp"), "{client:?}");
                 if let Some(token) = token {
                     assert!(paste.text.contains(token), "{client:?}");
@@ -333,8 +334,8 @@ mod tests {
     }
 
     #[test]
-    fn a_shells_word_stays_one_word() {
-        assert_eq!(quoted("plain"), "plain");
-        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+    fn a_quoted_word_stays_one_word_in_a_shell() {
+        assert_eq!(shell_quote("plain"), "plain");
+        assert_eq!(shell_quote("it's $HOME"), r"'it'\''s $HOME'");
     }
 }

@@ -1,19 +1,21 @@
-//! The commands. Each acts on the home as its owner: through the running server, or on the home itself
-//! when none runs.
+//! The command line of `oubliette`: argument parsing, one file per subcommand, and what they share.
 //!
-//! - [`client`]: how a command reaches the server or the home. [`address`]: where the server listens.
-//! - [`output`], [`style`]: how it says what came of it: for people, or as JSON.
-//! - [`live`], [`turn`], [`debug`]: sessions in the terminal. [`trial`], [`paste`]: tools before there is one.
-//! - [`names`], [`files`]: what people write, as what actions take.
-//! - a file a command.
+//! Every command performs actions as the home's owner: over the control socket of the running server, or, when
+//! no server runs, on the home's database and files directly.
+//!
+//! Shared by the commands, in the order a command uses them:
+//! - [`resolve`], [`files`]: project names, `last`, files and stdin, turned into arguments of actions.
+//! - [`client`]: performs actions through the server or on the home. [`server_url`]: the running server's URL.
+//! - [`turn`], [`turn_display`], [`debug`]: follow a session in the terminal.
+//! - [`import`], [`trial`], [`explain`]: read other clients' tool servers, start tools without a session.
+//! - [`output`], [`style`]: results as text or JSON; colours and sanitising.
 
 #![allow(
     rustdoc::broken_intra_doc_links,
     rustdoc::invalid_html_tags,
-    reason = "the comments on arguments are what --help prints: `[server]` and `<slug>` are meant as they stand"
+    reason = "doc comments on arguments are printed by --help, where `[server]` and `<slug>` are literal text"
 )]
 
-pub mod address;
 pub mod agent;
 pub mod audit;
 pub mod chat;
@@ -23,30 +25,31 @@ pub mod debug;
 pub mod doctor;
 pub mod explain;
 pub mod files;
-pub mod live;
+pub mod import;
 pub mod mcp_config;
-pub mod names;
 pub mod output;
-pub mod paste;
 pub mod project;
+pub mod resolve;
 pub mod run;
 pub mod serve;
+pub mod server_url;
 pub mod session;
 pub mod style;
 pub mod token;
 pub mod tool;
 pub mod trial;
 pub mod turn;
+pub mod turn_display;
 pub mod up;
 pub mod workspace;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
-use oubliette_home::Home;
+use oubliette_home::HomeDir;
 use oubliette_protocol::{Error, Result};
 
-use output::{Output, say};
+use output::{OutputFormat, print_line};
 
 const EXAMPLES: &str = "\
 Begin:
@@ -61,116 +64,120 @@ Every command takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage.";
 /// Coding agents in sandboxes, behind one tool gate.
 #[derive(Debug, Parser)]
 #[command(name = "oubliette", version, about, propagate_version = true, after_help = EXAMPLES)]
-pub struct Cli {
+pub struct CommandLine {
     /// The home directory (default: $OUBLIETTE_HOME, else ~/.oubliette).
     #[arg(long, global = true, value_name = "DIR")]
     pub home: Option<PathBuf>,
     /// Print the result as JSON.
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Serve, making the home with samples and an admin token on the first run.
-    Up(serve::Args),
+    Up(serve::ListenArgs),
     /// Serve an existing home, or an empty one.
     Serve(serve::ServeArgs),
     /// Run one turn, live in the terminal.
-    Run(run::Args),
+    Run(run::RunArgs),
     /// Chat with an agent, switching agents as you go.
-    Chat(chat::Args),
+    Chat(chat::ChatArgs),
     /// Create, list, show, change and delete projects.
     #[command(subcommand)]
-    Project(project::Project),
+    Project(project::ProjectCommand),
     /// Create, list, compare and delete workspaces.
     #[command(subcommand)]
-    Workspace(workspace::Workspace),
+    Workspace(workspace::WorkspaceCommand),
     /// List, follow, message, switch and end sessions.
     #[command(subcommand)]
-    Session(session::Session),
+    Session(session::SessionCommand),
     /// List, show, write and delete agents.
     #[command(subcommand)]
-    Agent(agent::Agent),
+    Agent(agent::AgentCommand),
     /// The catalog of tools, and the tools of sessions: list, add, test, explain, call.
     #[command(subcommand, alias = "catalog")]
-    Tool(tool::Tool),
+    Tool(tool::ToolCommand),
     /// Create, list and revoke tokens.
     #[command(subcommand)]
-    Token(token::Token),
-    /// Who changed what, newest first.
-    Audit(audit::Audit),
-    /// Say what works here, and the remedy for what does not.
+    Token(token::TokenCommand),
+    /// List the audit log: who changed what, newest first.
+    Audit(audit::AuditArgs),
+    /// Check the installation; print a remedy for each failed check.
     Doctor,
-    /// Print what to paste into an MCP client.
-    McpConfig(mcp_config::Args),
+    /// Print the configuration that connects an MCP client to this server.
+    McpConfig(mcp_config::McpConfigArgs),
     /// Print a shell's completion script.
-    Completions(completions::Args),
+    Completions(completions::CompletionsArgs),
 }
 
-/// What a command works with.
-pub struct Context {
-    /// The home.
-    pub home: Home,
-    /// How it says what came of it.
-    pub output: Output,
+/// What every command is given: the home it acts on and the output format.
+pub struct CommandContext {
+    /// The home directory the command acts on.
+    pub home: HomeDir,
+    /// The format results are printed in.
+    pub output: OutputFormat,
 }
 
-impl Context {
-    /// What another command needs to find this home: nothing when it is the usual one.
+impl CommandContext {
+    /// ` --home DIR` for a command line shown to the user; empty for the default home.
     pub fn home_flag(&self) -> String {
         home_flag(&self.home)
     }
 }
 
-/// ` --home DIR`, unless it is the home commands use by themselves.
-fn home_flag(home: &Home) -> String {
+/// ` --home DIR`, or nothing when commands find this home without the option.
+fn home_flag(home: &HomeDir) -> String {
     let usual =
-        Home::locate(None, |name| std::env::var_os(name)).is_ok_and(|usual| usual.root() == home.root());
+        HomeDir::locate(None, |name| std::env::var_os(name)).is_ok_and(|usual| usual.root() == home.root());
     match usual {
         true => String::new(),
         false => format!(" --home {}", home.root().display()),
     }
 }
 
-/// How a command that has said everything ended.
+/// The exit code of a command that has already printed its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Well.
+pub enum CommandOutcome {
+    /// Exit code 0.
     Done,
-    /// Not well.
+    /// Exit code 1.
     Failed,
 }
 
-/// Runs the command line of this process.
+/// Parses this process's arguments, runs the command and returns its exit code.
 pub async fn run() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match CommandLine::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return misused(&error),
+        Err(error) => return report_usage_error(&error),
     };
-    let output = if cli.json { Output::Json } else { Output::Text };
+    let output = if cli.json {
+        OutputFormat::Json
+    } else {
+        OutputFormat::Text
+    };
     let done = async {
-        let home = Home::locate(cli.home, |name| std::env::var_os(name))?;
-        dispatch(cli.command, Context { home, output }).await
+        let home = HomeDir::locate(cli.home, |name| std::env::var_os(name))?;
+        dispatch(cli.command, CommandContext { home, output }).await
     };
     match Box::pin(done).await {
-        Ok(Verdict::Done) => ExitCode::SUCCESS,
-        Ok(Verdict::Failed) => ExitCode::FAILURE,
+        Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
+        Ok(CommandOutcome::Failed) => ExitCode::FAILURE,
         Err(error) => {
-            output.error(&error);
+            output.print_error(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Wrong usage, or a wish for help.
-fn misused(error: &clap::Error) -> ExitCode {
+/// Prints clap's error or help text. Exit code 2 for wrong usage, 0 for `--help` and `--version`.
+fn report_usage_error(error: &clap::Error) -> ExitCode {
     let wrong = error.use_stderr();
-    // Whether JSON is wanted is not known of a line that could not be read; having written it will do.
+    // Parsing failed, so `CommandLine::json` is not available: look for the option in the raw arguments.
     let json = std::env::args_os()
         .skip(1)
         .take_while(|arg| arg != "--")
@@ -183,7 +190,7 @@ fn misused(error: &clap::Error) -> ExitCode {
             .unwrap_or_default()
             .trim()
             .trim_start_matches("error: ");
-        say(&Error::invalid(said).body().to_string());
+        print_line(&Error::invalid(said).body().to_string());
     }
     let _ = error.print();
     match wrong {
@@ -192,22 +199,22 @@ fn misused(error: &clap::Error) -> ExitCode {
     }
 }
 
-async fn dispatch(command: Command, context: Context) -> Result<Verdict> {
+async fn dispatch(command: CliCommand, context: CommandContext) -> Result<CommandOutcome> {
     let done = match command {
-        Command::Up(args) => up::run(args, context).await,
-        Command::Serve(args) => serve::run(args, context).await,
-        Command::Project(project) => project::run(project, context).await,
-        Command::Workspace(workspace) => workspace::run(workspace, context).await,
-        Command::Agent(agent) => agent::run(agent, context).await,
-        Command::Token(token) => token::run(token, context).await,
-        Command::Audit(audit) => audit::run(audit, context).await,
-        Command::Run(args) => return run::run(args, context).await,
-        Command::Chat(args) => return chat::run(args, context).await,
-        Command::Session(session) => return session::run(session, context).await,
-        Command::Tool(tool) => return tool::run(tool, context).await,
-        Command::Doctor => return doctor::run(context).await,
-        Command::McpConfig(args) => return mcp_config::run(args, context).await,
-        Command::Completions(args) => return completions::run(&args, &context),
+        CliCommand::Up(args) => up::run(args, context).await,
+        CliCommand::Serve(args) => serve::run(args, context).await,
+        CliCommand::Project(project) => project::run(project, context).await,
+        CliCommand::Workspace(workspace) => workspace::run(workspace, context).await,
+        CliCommand::Agent(agent) => agent::run(agent, context).await,
+        CliCommand::Token(token) => token::run(token, context).await,
+        CliCommand::Audit(audit) => audit::run(audit, context).await,
+        CliCommand::Run(args) => return run::run(args, context).await,
+        CliCommand::Chat(args) => return chat::run(args, context).await,
+        CliCommand::Session(session) => return session::run(session, context).await,
+        CliCommand::Tool(tool) => return tool::run(tool, context).await,
+        CliCommand::Doctor => return doctor::run(context).await,
+        CliCommand::McpConfig(args) => return mcp_config::run(args, context).await,
+        CliCommand::Completions(args) => return completions::run(&args, &context),
     };
-    done.map(|()| Verdict::Done)
+    done.map(|()| CommandOutcome::Done)
 }

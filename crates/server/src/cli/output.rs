@@ -1,60 +1,64 @@
-//! How a command says what came of it.
+//! Prints results, hints and errors, as text for people or as JSON for programs.
 
 use std::io::{IsTerminal as _, Write as _};
 
 use oubliette_protocol::Error;
 use serde_json::Value;
 
-use super::style::{Paint, clean, fold, width};
+use super::style::{AnsiStyle, fold_to_line, strip_control_chars, terminal_width};
 
-/// For whom.
+/// Text, or JSON with `--json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Output {
-    /// People.
+pub enum OutputFormat {
+    /// Text for people.
     Text,
-    /// Programs.
+    /// One JSON value a line, for programs.
     Json,
 }
 
-impl Output {
-    /// The result: as it is for programs, as `text` for people.
-    pub fn result(self, value: &Value, text: impl FnOnce(&Value) -> String) {
+impl OutputFormat {
+    /// Prints the result on stdout: the JSON value itself, or what `text` makes of it.
+    pub fn print_result(self, value: &Value, text: impl FnOnce(&Value) -> String) {
         match self {
-            Output::Json => say(&value.to_string()),
-            Output::Text => say(&text(value)),
+            OutputFormat::Json => print_line(&value.to_string()),
+            OutputFormat::Text => print_line(&text(value)),
         }
     }
 
-    /// Something beside the result that people may want to know.
-    pub fn hint(self, text: &str) {
-        if self == Output::Text {
-            eprintln!("{}", Paint::stderr().dim(&clean(text)));
+    /// Prints additional information on stderr; nothing with `--json`.
+    pub fn print_hint(self, text: &str) {
+        if self == OutputFormat::Text {
+            eprintln!("{}", AnsiStyle::stderr().dim(&strip_control_chars(text)));
         }
     }
 
-    /// What went wrong, on stderr; for programs also as an object on stdout.
-    pub fn error(self, error: &Error) {
-        if self == Output::Json {
-            say(&error.body().to_string());
+    /// Prints an error on stderr; with `--json` also as an object on stdout.
+    pub fn print_error(self, error: &Error) {
+        if self == OutputFormat::Json {
+            print_line(&error.body().to_string());
         }
-        // The person at the keyboard owns the server, so the log's part is theirs too.
-        eprintln!("{} {}", Paint::stderr().red("error:"), clean(&error.for_log()));
+        // Whoever runs the command owns the server, so the part of the error meant for the log is shown as well.
+        eprintln!(
+            "{} {}",
+            AnsiStyle::stderr().red("error:"),
+            strip_control_chars(&error.for_log())
+        );
     }
 }
 
-/// A line on stdout. Nobody listening is not an error of ours.
-pub fn say(line: &str) {
-    heard(line);
+/// Prints a line on stdout. A write error, such as a closed pipe, is ignored.
+pub fn print_line(line: &str) {
+    try_print_line(line);
 }
 
-/// The same, for what goes on and on: whether anybody still listens.
-pub fn heard(line: &str) -> bool {
+/// Prints a line on stdout; false when that failed. For endless output, which stops when the reader is gone.
+pub fn try_print_line(line: &str) -> bool {
     writeln!(std::io::stdout().lock(), "{line}").is_ok()
 }
 
-/// Rows in columns, under a heading. On a terminal the last column gives way to its width.
-pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
-    let cell = |text: &String| fold(text, 2000);
+/// Formats rows in aligned columns under a heading. On a terminal the last column is cut to the width that is left.
+pub fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let cell = |text: &String| fold_to_line(text, 2000);
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
     let mut widths: Vec<usize> = heading.iter().map(|h| h.chars().count()).collect();
     for row in &rows {
@@ -64,16 +68,16 @@ pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     }
     if let (true, Some((last, others))) = (std::io::stdout().is_terminal(), widths.split_last_mut()) {
         let taken: usize = others.iter().map(|w| w + 2).sum();
-        *last = (*last).min(width().saturating_sub(taken).max(20));
+        *last = (*last).min(terminal_width().saturating_sub(taken).max(20));
     }
     let line = |cells: Vec<&str>| {
         let padded = cells
             .iter()
             .zip(&widths)
-            .map(|(cell, width)| format!("{:width$}", fold(cell, *width)));
+            .map(|(cell, width)| format!("{:width$}", fold_to_line(cell, *width)));
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    let mut lines = vec![Paint::stdout().bold(&line(heading.to_vec()))];
+    let mut lines = vec![AnsiStyle::stdout().bold(&line(heading.to_vec()))];
     lines.extend(
         rows.iter()
             .map(|row| line(row.iter().map(String::as_str).collect())),
@@ -81,8 +85,8 @@ pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     lines.join("\n")
 }
 
-/// A table of some fields of each item; `none` when there is no item.
-pub fn listing(items: &[Value], columns: &[(&str, &str)], none: &str) -> String {
+/// Formats some fields of each item as a table. `columns` are (heading, field name); `none` is the text for no items.
+pub fn format_listing(items: &[Value], columns: &[(&str, &str)], none: &str) -> String {
     if items.is_empty() {
         return none.to_owned();
     }
@@ -90,14 +94,14 @@ pub fn listing(items: &[Value], columns: &[(&str, &str)], none: &str) -> String 
     let row = |item: &Value| {
         columns
             .iter()
-            .map(|(_, name)| short(name, &field(item, name)))
+            .map(|(_, name)| shorten_timestamp(name, &field_text(item, name)))
             .collect()
     };
-    table(&heading, &items.iter().map(row).collect::<Vec<Vec<String>>>())
+    format_table(&heading, &items.iter().map(row).collect::<Vec<Vec<String>>>())
 }
 
-/// Times to the second: the rest is for programs.
-fn short(name: &str, text: &str) -> String {
+/// Cuts a timestamp field to whole seconds; other fields stay as they are.
+fn shorten_timestamp(name: &str, text: &str) -> String {
     let time = name.ends_with("_at") || matches!(name, "ts" | "last_check");
     match (time, text.split_once('.')) {
         (true, Some((seconds, _))) => format!("{seconds}Z"),
@@ -105,26 +109,26 @@ fn short(name: &str, text: &str) -> String {
     }
 }
 
-/// One object, a field a line; what is not there or empty is left out.
-pub fn fields(value: &Value, names: &[&str]) -> String {
+/// Formats some fields of an object, one a line. Missing and empty fields are left out.
+pub fn format_fields(value: &Value, names: &[&str]) -> String {
     let widest = names.iter().map(|name| name.len()).max().unwrap_or(0);
-    let paint = Paint::stdout();
+    let paint = AnsiStyle::stdout();
     let lines = names.iter().filter_map(|name| {
-        let text = short(name, &field(value, name));
+        let text = shorten_timestamp(name, &field_text(value, name));
         let shown = !text.is_empty() && text != "{}" && text != "[]";
         let label = paint.dim(&format!("{:widest$}", name.replace('_', " ")));
-        shown.then(|| format!("{label}  {}", clean(&text)))
+        shown.then(|| format!("{label}  {}", strip_control_chars(&text)))
     });
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// An object as people read JSON.
-pub fn pretty(value: &Value) -> String {
+/// The value as indented JSON.
+pub fn pretty_json(value: &Value) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default()
 }
 
-/// A field of a result as text; empty when it is not there.
-pub fn field(value: &Value, name: &str) -> String {
+/// A field as text: a string without quotes, other values as JSON, a missing one as "".
+pub fn field_text(value: &Value, name: &str) -> String {
     match &value[name] {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),

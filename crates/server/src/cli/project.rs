@@ -1,24 +1,24 @@
-//! `oubliette project …`.
+//! `oubliette project …`: create, list, show, change and delete projects.
 
 use oubliette_protocol::{Result, Scope};
 use serde_json::{Value, json};
 
 use super::{
-    Context,
-    client::Client,
-    names::{self, set, variable},
-    output::{field, fields, listing},
+    CommandContext,
+    client::ActionClient,
+    output::{field_text, format_fields, format_listing},
+    resolve::{self, parse_variable, set_if_some},
 };
 
 /// Create, list, show, change and delete projects.
 #[derive(Debug, clap::Subcommand)]
-pub enum Project {
+pub enum ProjectCommand {
     /// List projects.
     List {
-        /// Only names with this in them.
+        /// Only projects whose name contains this text.
         #[arg(long, value_name = "TEXT")]
         name_contains: Option<String>,
-        /// At most so many.
+        /// List at most this many, 1 to 1000 (default: all).
         #[arg(long, value_name = "N")]
         limit: Option<u32>,
     },
@@ -30,32 +30,32 @@ pub enum Project {
     /// Create a project with its default workspace.
     #[command(after_help = "Example: oubliette project create website --agent assistant --env NODE_ENV=test")]
     Create {
-        /// What people call it.
+        /// The project's name.
         #[arg(required_unless_present = "named", conflicts_with = "named")]
         name: Option<String>,
-        /// The same, as an option.
+        /// The project's name, given as an option.
         #[arg(long = "name", value_name = "NAME", hide = true)]
         named: Option<String>,
         /// The rest.
         #[command(flatten)]
-        settings: Box<Settings>,
+        settings: Box<ProjectSettings>,
     },
-    /// Change what is given of a project.
+    /// Change the settings of a project that are given; the others stay.
     Update {
         /// Its id or name.
         project: String,
         /// A new name.
         #[arg(long)]
         name: Option<String>,
-        /// No agent when none is named.
+        /// Remove the default agent.
         #[arg(long, conflicts_with = "agent")]
         no_agent: bool,
-        /// No more keys for its sessions.
+        /// Give its sessions no key to Oubliette's own tools any more.
         #[arg(long, conflicts_with = "api_key")]
         no_api_key: bool,
         /// The rest.
         #[command(flatten)]
-        settings: Box<Settings>,
+        settings: Box<ProjectSettings>,
     },
     /// Delete a project, its workspaces and their files.
     Delete {
@@ -64,52 +64,53 @@ pub enum Project {
     },
 }
 
-/// What a project may have besides a name.
+/// The settings of a project besides its name.
 #[derive(Debug, clap::Args)]
-pub struct Settings {
-    /// What it is for.
+pub struct ProjectSettings {
+    /// What the project is for.
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// The agent its sessions run when none is named.
+    /// The agent of its sessions when none is named.
     #[arg(long, value_name = "AGENT")]
     agent: Option<String>,
-    /// A variable of its agents' environment; may be given again. Values are never shown.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    /// An environment variable of its agents; may be repeated. Values are never shown.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
     /// Give each of its sessions a key of this scope to Oubliette's own tools.
     #[arg(long, value_name = "SCOPE")]
     api_key: Option<Scope>,
-    /// What its sandboxes may reach: none, proxy or host.
+    /// Network access of its sandboxes: none, proxy or host.
     #[arg(long, value_name = "NETWORK")]
     network: Option<String>,
-    /// The sandbox driver.
+    /// The sandbox driver; local is the only one.
     #[arg(long)]
     driver: Option<String>,
-    /// Memory of a sandbox, in MiB.
+    /// Memory limit of a sandbox, in MiB.
     #[arg(long, value_name = "MIB")]
     memory_mb: Option<u64>,
-    /// Processors of a sandbox.
+    /// Processor limit of a sandbox, in cores, such as 1.5.
     #[arg(long, value_name = "N")]
     cpus: Option<f64>,
-    /// Processes of a sandbox.
+    /// Maximum number of processes in a sandbox.
     #[arg(long, value_name = "N")]
     pids: Option<u64>,
-    /// Size of a workspace, in MiB.
+    /// Maximum size of a workspace, in MiB.
     #[arg(long, value_name = "MIB")]
     workspace_mb: Option<u64>,
-    /// How deep sessions may start sessions.
+    /// How many levels deep sessions may start further sessions.
     #[arg(long, value_name = "N")]
     max_depth: Option<u32>,
-    /// How many sessions may be active.
+    /// Maximum number of active sessions.
     #[arg(long, value_name = "N")]
     max_sessions: Option<u32>,
 }
 
-impl Settings {
+impl ProjectSettings {
+    /// The arguments of `project_create` and `project_update`, without those not given.
     fn into_arguments(self) -> Value {
         let mut arguments = json!({});
-        set(&mut arguments, "description", self.description);
-        set(&mut arguments, "agent", self.agent);
+        set_if_some(&mut arguments, "description", self.description);
+        set_if_some(&mut arguments, "agent", self.agent);
         if !self.env.is_empty() {
             arguments["env"] = self
                 .env
@@ -118,21 +119,21 @@ impl Settings {
                 .collect::<serde_json::Map<_, _>>()
                 .into();
         }
-        set(
+        set_if_some(
             &mut arguments,
             "api_key",
             self.api_key.map(|scope| json!({ "scope": scope })),
         );
         let mut sandbox = json!({});
-        set(&mut sandbox, "network", self.network);
-        set(&mut sandbox, "driver", self.driver);
-        set(&mut sandbox, "memory_mb", self.memory_mb);
-        set(&mut sandbox, "cpus", self.cpus);
-        set(&mut sandbox, "pids", self.pids);
-        set(&mut sandbox, "workspace_mb", self.workspace_mb);
+        set_if_some(&mut sandbox, "network", self.network);
+        set_if_some(&mut sandbox, "driver", self.driver);
+        set_if_some(&mut sandbox, "memory_mb", self.memory_mb);
+        set_if_some(&mut sandbox, "cpus", self.cpus);
+        set_if_some(&mut sandbox, "pids", self.pids);
+        set_if_some(&mut sandbox, "workspace_mb", self.workspace_mb);
         let mut limits = json!({});
-        set(&mut limits, "max_depth", self.max_depth);
-        set(&mut limits, "max_sessions", self.max_sessions);
+        set_if_some(&mut limits, "max_depth", self.max_depth);
+        set_if_some(&mut limits, "max_sessions", self.max_sessions);
         for (name, group) in [("sandbox", sandbox), ("limits", limits)] {
             if group != json!({}) {
                 arguments[name] = group;
@@ -142,22 +143,22 @@ impl Settings {
     }
 }
 
-/// Runs it.
-pub async fn run(command: Project, context: Context) -> Result<()> {
-    let client = Client::connect(&context.home).await?;
-    let done = act(command, &context, &client).await;
+/// Runs `oubliette project`.
+pub async fn run(command: ProjectCommand, context: CommandContext) -> Result<()> {
+    let client = ActionClient::connect(&context.home).await?;
+    let done = execute(command, &context, &client).await;
     client.close().await;
     done
 }
 
-async fn act(command: Project, context: &Context, client: &Client) -> Result<()> {
+async fn execute(command: ProjectCommand, context: &CommandContext, client: &ActionClient) -> Result<()> {
     let output = context.output;
     match command {
-        Project::List { name_contains, limit } => {
+        ProjectCommand::List { name_contains, limit } => {
             let mut arguments = json!({});
-            set(&mut arguments, "name_contains", name_contains);
+            set_if_some(&mut arguments, "name_contains", name_contains);
             let list = client.list("project_list", "projects", arguments, limit).await?;
-            output.result(&list, |list| {
+            output.print_result(&list, |list| {
                 let columns = [
                     ("ID", "project_id"),
                     ("NAME", "name"),
@@ -166,30 +167,30 @@ async fn act(command: Project, context: &Context, client: &Client) -> Result<()>
                     ("DESCRIPTION", "description"),
                 ];
                 let none = "No project yet. Make one with `oubliette project create NAME`.";
-                listing(
+                format_listing(
                     list["projects"].as_array().map_or(&[], Vec::as_slice),
                     &columns,
                     none,
                 )
             });
         }
-        Project::Get { project } => {
-            let id = names::project(client, &project).await?;
-            output.result(
+        ProjectCommand::Get { project } => {
+            let id = resolve::project_id(client, &project).await?;
+            output.print_result(
                 &client.call("project_get", json!({ "project_id": id })).await?,
-                shown,
+                format_project,
             );
         }
-        Project::Create {
+        ProjectCommand::Create {
             name,
             named,
             settings,
         } => {
             let mut arguments = settings.into_arguments();
-            set(&mut arguments, "name", name.or(named));
-            output.result(&client.call("project_create", arguments).await?, shown);
+            set_if_some(&mut arguments, "name", name.or(named));
+            output.print_result(&client.call("project_create", arguments).await?, format_project);
         }
-        Project::Update {
+        ProjectCommand::Update {
             project,
             name,
             no_agent,
@@ -197,25 +198,27 @@ async fn act(command: Project, context: &Context, client: &Client) -> Result<()>
             settings,
         } => {
             let mut arguments = settings.into_arguments();
-            set(&mut arguments, "name", name);
+            set_if_some(&mut arguments, "name", name);
             for (field, none) in [("agent", no_agent), ("api_key", no_api_key)] {
                 if none {
                     arguments[field] = Value::Null;
                 }
             }
-            arguments["project_id"] = json!(names::project(client, &project).await?);
-            output.result(&client.call("project_update", arguments).await?, shown);
+            arguments["project_id"] = json!(resolve::project_id(client, &project).await?);
+            output.print_result(&client.call("project_update", arguments).await?, format_project);
         }
-        Project::Delete { project } => {
-            let id = names::project(client, &project).await?;
+        ProjectCommand::Delete { project } => {
+            let id = resolve::project_id(client, &project).await?;
             let gone = client.call("project_delete", json!({ "project_id": id })).await?;
-            output.result(&gone, |gone| format!("{} is deleted", field(gone, "project_id")));
+            output.print_result(&gone, |gone| {
+                format!("{} is deleted", field_text(gone, "project_id"))
+            });
         }
     }
     Ok(())
 }
 
-fn shown(project: &Value) -> String {
+fn format_project(project: &Value) -> String {
     let names = [
         "project_id",
         "name",
@@ -229,5 +232,5 @@ fn shown(project: &Value) -> String {
         "created_at",
         "updated_at",
     ];
-    fields(project, &names)
+    format_fields(project, &names)
 }

@@ -1,4 +1,4 @@
-//! `oubliette run`.
+//! `oubliette run`: one turn, shown live.
 
 use std::{io::Read as _, time::Duration};
 
@@ -6,25 +6,25 @@ use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{
-    Context, Verdict,
-    client::Client,
-    live::{Live, Show},
-    names::{self, set},
-    output::{Output, say},
-    turn::{Ended, Interrupts, Sent},
+    CommandContext, CommandOutcome,
+    client::ActionClient,
+    output::{OutputFormat, print_line},
+    resolve::{self, set_if_some},
+    turn::{InterruptSignal, SentMessage, TurnOutcome},
+    turn_display::{TurnDisplay, TurnVerbosity},
 };
 
-/// How long a second Ctrl-C is waited for once the first has cancelled the turn.
-const SECOND_PRESS: Duration = Duration::from_millis(700);
+/// How long to wait for a second Ctrl-C after the first has cancelled the turn.
+const SECOND_INTERRUPT_WINDOW: Duration = Duration::from_millis(700);
 
-/// What to run.
+/// Arguments of `oubliette run`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Text, tool calls and results stream to the terminal. Ctrl-C cancels the turn, twice ends the session.\n\n\
     Examples:\n  oubliette run --agent demo \"Show me around\"\n  git diff | oubliette run --agent assistant -\n  \
     oubliette run --quiet \"Summarise README.md\" > summary.txt\n  oubliette run --session last \"And now the tests\""
 )]
-pub struct Args {
+pub struct RunArgs {
     /// What to tell the agent; - reads it from stdin.
     prompt: String,
     /// The agent (default: the project's).
@@ -45,54 +45,54 @@ pub struct Args {
     /// End the session when the turn is over.
     #[arg(long)]
     end: bool,
-    /// Show the agent's words alone.
+    /// Show only the agent's text.
     #[arg(long, short, conflicts_with = "stream_json")]
     quiet: bool,
-    /// Print every event as a line of JSON, as it comes.
+    /// Print every event as a line of JSON, as it happens.
     #[arg(long)]
     stream_json: bool,
 }
 
-/// Runs it.
-pub async fn run(args: Args, context: Context) -> Result<Verdict> {
-    let client = Client::running(&context.home).await?;
+/// Runs `oubliette run`.
+pub async fn run(args: RunArgs, context: CommandContext) -> Result<CommandOutcome> {
+    let client = ActionClient::connect_running(&context.home).await?;
     let show = match (context.output, args.stream_json, args.quiet) {
-        (_, true, _) => Show::Events,
-        (Output::Json, ..) => Show::Nothing,
-        (Output::Text, false, true) => Show::Words,
-        (Output::Text, false, false) => Show::All,
+        (_, true, _) => TurnVerbosity::JsonEvents,
+        (OutputFormat::Json, ..) => TurnVerbosity::Nothing,
+        (OutputFormat::Text, false, true) => TurnVerbosity::AgentText,
+        (OutputFormat::Text, false, false) => TurnVerbosity::All,
     };
-    let mut interrupts = Interrupts::listen()?;
-    let mut live = Live::new(show);
+    let mut interrupts = InterruptSignal::listen()?;
+    let mut display = TurnDisplay::new(show);
     let mut since = -1;
-    let arguments = arguments(&args, &client, &mut since).await?;
-    let sent = Sent::send(&client, arguments).await?;
+    let arguments = message_arguments(&args, &client, &mut since).await?;
+    let sent = SentMessage::send(&client, arguments).await?;
     let session = sent.session().to_owned();
     let ended = sent
-        .follow(&client, &mut since, &mut live, &mut interrupts, None)
+        .follow(&client, &mut since, &mut display, &mut interrupts, None)
         .await?;
-    let mut over = matches!(ended, Ended::SessionEnded);
+    let mut session_ended = matches!(ended, TurnOutcome::SessionEnded);
     let result = match ended {
-        Ended::Completed { reply } => Ok(reply),
-        Ended::Failed(error) => Err(error),
-        Ended::Cancelled { by_key, .. } => {
-            // A turn may be cancelled sooner than a finger comes down again.
-            if by_key
-                && tokio::time::timeout(SECOND_PRESS, interrupts.next())
+        TurnOutcome::Completed { reply } => Ok(reply),
+        TurnOutcome::Failed(error) => Err(error),
+        TurnOutcome::Cancelled { by_interrupt, .. } => {
+            // Cancelling may be done before the user can press Ctrl-C again.
+            if by_interrupt
+                && tokio::time::timeout(SECOND_INTERRUPT_WINDOW, interrupts.next())
                     .await
                     .is_ok()
             {
-                live.note("ending the session");
+                display.print_note("ending the session");
                 client
                     .call("session_end", json!({ "session_id": session }))
                     .await?;
-                over = true;
+                session_ended = true;
             }
             Err(Error::conflict("the turn was cancelled"))
         }
-        Ended::SessionEnded => Err(Error::conflict("the session was ended")),
+        TurnOutcome::SessionEnded => Err(Error::conflict("the session was ended")),
     };
-    if args.end && !over {
+    if args.end && !session_ended {
         client
             .call("session_end", json!({ "session_id": session }))
             .await?;
@@ -100,53 +100,53 @@ pub async fn run(args: Args, context: Context) -> Result<Verdict> {
     let reply = match result {
         Ok(reply) => reply,
         Err(error) if args.stream_json => {
-            Output::Text.error(&error);
-            return Ok(Verdict::Failed);
+            OutputFormat::Text.print_error(&error);
+            return Ok(CommandOutcome::Failed);
         }
         Err(error) => return Err(error),
     };
     match (context.output, args.stream_json) {
-        (Output::Json, false) => say(&reply.to_string()),
-        (Output::Text, false) if !args.end && !args.quiet => {
-            live.note(&format!(
+        (OutputFormat::Json, false) => print_line(&reply.to_string()),
+        (OutputFormat::Text, false) if !args.end && !args.quiet => {
+            display.print_note(&format!(
                 "session {session} · go on with: oubliette chat --session {session}"
             ));
         }
         _ => {}
     }
-    Ok(Verdict::Done)
+    Ok(CommandOutcome::Done)
 }
 
-async fn arguments(args: &Args, client: &Client, since: &mut i64) -> Result<Value> {
-    let mut arguments = json!({ "message": prompt(&args.prompt)? });
+async fn message_arguments(args: &RunArgs, client: &ActionClient, since: &mut i64) -> Result<Value> {
+    let mut arguments = json!({ "message": read_prompt(&args.prompt)? });
     if let Some(given) = &args.session {
-        let id = names::session(client, given).await?;
-        *since = last_index(client, &id).await?;
+        let id = resolve::session_id(client, given).await?;
+        *since = last_event_index(client, &id).await?;
         arguments["session_id"] = json!(id);
-        set(
+        set_if_some(
             &mut arguments,
             "project_id",
-            names::maybe_project(client, args.project.as_deref()).await?,
+            resolve::optional_project_id(client, args.project.as_deref()).await?,
         );
         return Ok(arguments);
     }
-    set(&mut arguments, "agent", args.agent.as_ref());
-    set(&mut arguments, "workspace_id", args.workspace.as_ref());
-    set(
+    set_if_some(&mut arguments, "agent", args.agent.as_ref());
+    set_if_some(&mut arguments, "workspace_id", args.workspace.as_ref());
+    set_if_some(
         &mut arguments,
         "create_workspace",
         args.new_workspace.then_some(true),
     );
-    set(
+    set_if_some(
         &mut arguments,
         "project_id",
-        Some(names::project_or_only(client, args.project.as_deref()).await?),
+        Some(resolve::project_id_or_only(client, args.project.as_deref()).await?),
     );
     Ok(arguments)
 }
 
-/// The prompt itself, or what stdin holds.
-fn prompt(given: &str) -> Result<String> {
+/// The prompt given, or stdin's text for `-`.
+fn read_prompt(given: &str) -> Result<String> {
     if given != "-" {
         return Ok(given.to_owned());
     }
@@ -161,8 +161,8 @@ fn prompt(given: &str) -> Result<String> {
     }
 }
 
-/// Where a session's log ends.
-pub async fn last_index(client: &Client, session: &str) -> Result<i64> {
+/// The index of the last event in a session's log; -1 when it is empty.
+pub async fn last_event_index(client: &ActionClient, session: &str) -> Result<i64> {
     let mut since = -1;
     loop {
         let asked = json!({ "session_id": session, "since_index": since, "max_events": 1000 });

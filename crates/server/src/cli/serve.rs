@@ -1,4 +1,4 @@
-//! `oubliette serve`.
+//! `oubliette serve`: runs the server until SIGTERM or SIGINT.
 
 use std::net::SocketAddr;
 
@@ -6,19 +6,19 @@ use oubliette_protocol::{Error, Result};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{Context, address, client, output::Output};
+use super::{CommandContext, client, output::OutputFormat, server_url};
 use crate::{
-    config::{self, Config},
+    config::{self, ServerConfig},
     doors::mcp::fixtures,
-    lifecycle::{self, Running, Serve},
+    lifecycle::{self, RunningServer, ServeOptions},
     logging,
 };
 
 /// Arguments of `serve` and `up`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ListenArgs {
     /// Address and port to listen on (default: [server] listen, else 127.0.0.1:8080).
-    #[arg(long, value_name = "ADDR", value_parser = listen)]
+    #[arg(long, value_name = "ADDR", value_parser = parse_listen_arg)]
     pub listen: Option<SocketAddr>,
     /// Allow another address than loopback without TLS.
     #[arg(long)]
@@ -28,79 +28,80 @@ pub struct Args {
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
 pub struct ServeArgs {
-    /// What `up` takes too.
+    /// The options that `up` has as well.
     #[command(flatten)]
-    pub args: Args,
+    pub args: ListenArgs,
     /// Serve the tools that the MCP conformance suite asks for.
     #[arg(long, hide = true)]
     pub test_fixtures: bool,
 }
 
-fn listen(text: &str) -> Result<SocketAddr, String> {
+fn parse_listen_arg(text: &str) -> Result<SocketAddr, String> {
     config::parse_listen(text).map_err(|e| e.message)
 }
 
-/// Reads the configuration, with what the command line says on top.
-pub fn settings(args: &Args, context: &Context) -> Result<Serve> {
-    let mut config = Config::load(&context.home.config_path(), &|name| std::env::var(name).ok())?;
+/// Reads the configuration, applies the command line's options, and starts logging.
+pub fn load_settings(args: &ListenArgs, context: &CommandContext) -> Result<ServeOptions> {
+    let mut config = ServerConfig::load(&context.home.config_path(), &|name| std::env::var(name).ok())?;
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
     logging::start(&config.log);
-    Ok(Serve {
+    Ok(ServeOptions {
         home: context.home.clone(),
         config,
         insecure: args.insecure,
     })
 }
 
-/// A home has one server: a second one is told where the first is.
-pub async fn refuse_second(context: &Context) -> Result<()> {
+/// Fails, with the running server's URL, if this home has a server already.
+pub async fn ensure_not_running(context: &CommandContext) -> Result<()> {
     match client::is_running(&context.home).await {
         true => Err(Error::conflict(format!(
             "a server is running for {} already, at {}/: use that one, or stop it first",
             context.home.root().display(),
-            address::of(&context.home).await?
+            server_url::lookup(&context.home).await?
         ))),
         false => Ok(()),
     }
 }
 
-/// Serves until it is told to stop.
-pub async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: Context) -> Result<()> {
-    if test_fixtures && std::env::var_os(fixtures::VARIABLE).is_none_or(|set| set != "1") {
+/// Runs `oubliette serve`.
+pub async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: CommandContext) -> Result<()> {
+    if test_fixtures && std::env::var_os(fixtures::ENABLE_VARIABLE).is_none_or(|set| set != "1") {
         return Err(Error::invalid(format!(
             "--test-fixtures is for the MCP conformance suite and takes {}=1 beside it; no other server wants it",
-            fixtures::VARIABLE
+            fixtures::ENABLE_VARIABLE
         )));
     }
-    let stop = Stop::listen()?;
-    refuse_second(&context).await?;
-    let mut settings = settings(&args, &context)?;
+    let stop = ShutdownSignals::listen()?;
+    ensure_not_running(&context).await?;
+    let mut settings = load_settings(&args, &context)?;
     settings.config.test_fixtures = test_fixtures;
     let running = lifecycle::start(settings).await?;
-    address::announce(&running);
+    server_url::publish(&running);
     let url = running.url();
     let shape =
         json!({ "url": format!("{url}/"), "mcp_url": format!("{url}/mcp"), "home": running.app.home.root() });
     match context.output {
-        Output::Json => context.output.result(&shape, |_| String::new()),
-        Output::Text => context
+        OutputFormat::Json => context.output.print_result(&shape, |_| String::new()),
+        OutputFormat::Text => context
             .output
-            .result(&shape, |_| format!("Oubliette is serving {url}/")),
+            .print_result(&shape, |_| format!("Oubliette is serving {url}/")),
     }
-    stop.serve(running).await;
+    stop.serve_until_signal(running).await;
     Ok(())
 }
 
-/// SIGTERM and SIGINT, heard from before the server is up: whoever sees it ready may already stop it.
-pub struct Stop {
+/// Receives SIGTERM and SIGINT. Installed before the server starts, because it may be told to stop as soon as it is
+/// seen to be ready.
+pub struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Stop {
-    /// From now on they are ours.
+impl ShutdownSignals {
+    /// Installs the handlers.
     pub fn listen() -> Result<Self> {
         let hear = |kind| signal(kind).map_err(Error::internal);
         Ok(Self {
@@ -109,15 +110,15 @@ impl Stop {
         })
     }
 
-    /// Serves until one comes, then finishes what is in flight.
-    pub async fn serve(mut self, running: Running) {
+    /// Lets the server run until a signal comes, then stops it once requests in flight are finished.
+    pub async fn serve_until_signal(mut self, running: RunningServer) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-        tracing::info!("stopping: finishing what is in flight");
+        tracing::info!("stopping: finishing requests in flight");
         let home = running.app.home.clone();
         running.stop().await;
-        address::withdraw(&home);
+        server_url::remove(&home);
     }
 }

@@ -1,60 +1,60 @@
-//! `oubliette session …`.
+//! `oubliette session …`: list, show, follow, message, switch and end sessions.
 
-use oubliette_protocol::{Error, Result, event::Status};
+use oubliette_protocol::{Error, Result, event::SessionStatus};
 use serde_json::{Value, json};
 
 use super::{
-    Context, Verdict,
-    client::Client,
-    debug::{self, Following},
-    live::{Live, Show, arguments, result},
-    names::{self, set},
-    output::{Output, field, fields, heard, listing, say},
-    style::{Paint, fold, width},
-    turn::{Ended, Interrupts, Sent},
+    CommandContext, CommandOutcome,
+    client::ActionClient,
+    debug::{self, DebugFollow},
+    output::{OutputFormat, field_text, format_fields, format_listing, print_line, try_print_line},
+    resolve::{self, set_if_some},
+    style::{AnsiStyle, fold_to_line, terminal_width},
+    turn::{InterruptSignal, SentMessage, TurnOutcome},
+    turn_display::{TurnDisplay, TurnVerbosity, format_arguments, format_result},
 };
 
 /// List, follow, message, switch and end sessions. They live in the server, so it must be running.
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "Where a session is asked for, `last` is the newest one.")]
-pub enum Session {
+pub enum SessionCommand {
     /// List sessions, newest first.
     List {
-        /// Only of this project, by id or name.
+        /// Only sessions of this project, by id or name.
         #[arg(long, value_name = "PROJECT")]
         project: Option<String>,
-        /// Only in this status: starting, running, idle, switching, ended or failed.
+        /// Only sessions with this status: starting, running, idle, switching, ended or failed.
         #[arg(long)]
-        status: Option<Status>,
-        /// At most so many.
+        status: Option<SessionStatus>,
+        /// List at most this many, 1 to 1000 (default: all).
         #[arg(long, value_name = "N")]
         limit: Option<u32>,
     },
     /// Show a session.
     Get {
-        /// Which.
+        /// The session's id, or last.
         id: String,
     },
     /// Show a session's events.
     Events {
-        /// Which.
+        /// The session's id, or last.
         id: String,
         /// Only after this index.
         #[arg(long, value_name = "INDEX", default_value_t = -1, allow_negative_numbers = true)]
         since: i64,
-        /// At most so many.
+        /// Show at most this many, 1 to 1000 (default: all).
         #[arg(long, value_name = "N", conflicts_with = "follow")]
         max: Option<u32>,
-        /// Stay for what is still to come, until the session ends.
+        /// Wait for new events, until the session ends.
         #[arg(long, short)]
         follow: bool,
-        /// Also those of sessions it started.
+        /// Also show the events of sessions it started.
         #[arg(long, conflicts_with = "follow")]
         children: bool,
     },
     /// Send a message to a session.
     Message {
-        /// Which.
+        /// The session's id, or last.
         id: String,
         /// What to tell the agent.
         text: String,
@@ -64,25 +64,25 @@ pub enum Session {
     },
     /// Cancel the running turn.
     Cancel {
-        /// Which.
+        /// The session's id, or last.
         id: String,
     },
     /// End sessions, and every session they started.
     End {
-        /// Which; may be several.
+        /// The sessions' ids, or last.
         #[arg(required = true)]
         ids: Vec<String>,
     },
     /// Give a session another agent, showing each step.
     Switch {
-        /// Which.
+        /// The session's id, or last.
         id: String,
-        /// To which agent.
+        /// The new agent's slug.
         agent: String,
     },
     /// Follow what happens behind a session: builds, tool calls, blocks, health, with timings.
     Debug {
-        /// Which.
+        /// The session's id, or last.
         id: String,
         /// Only after this index.
         #[arg(long, value_name = "INDEX", default_value_t = -1, allow_negative_numbers = true)]
@@ -90,31 +90,31 @@ pub enum Session {
         /// Only these kinds, separated by commas.
         #[arg(long, value_name = "KINDS", value_delimiter = ',')]
         kinds: Option<Vec<String>>,
-        /// Show what is there and leave.
+        /// Show the events recorded so far, without waiting for more.
         #[arg(long)]
         no_follow: bool,
     },
 }
 
-/// Runs it.
-pub async fn run(command: Session, context: Context) -> Result<Verdict> {
-    let client = Client::running(&context.home).await?;
+/// Runs `oubliette session`.
+pub async fn run(command: SessionCommand, context: CommandContext) -> Result<CommandOutcome> {
+    let client = ActionClient::connect_running(&context.home).await?;
     let output = context.output;
     match command {
-        Session::List {
+        SessionCommand::List {
             project,
             status,
             limit,
         } => {
             let mut arguments = json!({});
-            set(
+            set_if_some(
                 &mut arguments,
                 "project_id",
-                names::maybe_project(&client, project.as_deref()).await?,
+                resolve::optional_project_id(&client, project.as_deref()).await?,
             );
-            set(&mut arguments, "status", status);
+            set_if_some(&mut arguments, "status", status);
             let list = client.list("session_list", "sessions", arguments, limit).await?;
-            output.result(&list, |list| {
+            output.print_result(&list, |list| {
                 let columns = [
                     ("ID", "session_id"),
                     ("STATUS", "status"),
@@ -124,70 +124,70 @@ pub async fn run(command: Session, context: Context) -> Result<Verdict> {
                     ("TITLE", "title"),
                 ];
                 let none = "No session yet. Start one with `oubliette run \"…\"`.";
-                listing(
+                format_listing(
                     list["sessions"].as_array().map_or(&[], Vec::as_slice),
                     &columns,
                     none,
                 )
             });
         }
-        Session::Get { id } => {
-            let id = names::session(&client, &id).await?;
-            output.result(
+        SessionCommand::Get { id } => {
+            let id = resolve::session_id(&client, &id).await?;
+            output.print_result(
                 &client.call("session_get", json!({ "session_id": id })).await?,
-                shown,
+                format_session,
             );
         }
-        Session::Events {
+        SessionCommand::Events {
             id,
             since,
             max,
             follow,
             children,
         } => {
-            let id = names::session(&client, &id).await?;
+            let id = resolve::session_id(&client, &id).await?;
             match follow {
                 true => follow_events(&client, &id, since, output).await?,
-                false => events(&client, &id, since, max, children, output).await?,
+                false => print_events(&client, &id, since, max, children, output).await?,
             }
         }
-        Session::Message { id, text, wait } => {
-            let id = names::session(&client, &id).await?;
-            return message(&client, &id, text, wait, output).await;
+        SessionCommand::Message { id, text, wait } => {
+            let id = resolve::session_id(&client, &id).await?;
+            return send_message(&client, &id, text, wait, output).await;
         }
-        Session::Cancel { id } => {
-            let id = names::session(&client, &id).await?;
+        SessionCommand::Cancel { id } => {
+            let id = resolve::session_id(&client, &id).await?;
             let done = client.call("session_cancel", json!({ "session_id": id })).await?;
-            output.result(&done, |done| match done["cancelled"] == true {
-                true => format!("turn {} of {id} is being cancelled", field(done, "turn")),
+            output.print_result(&done, |done| match done["cancelled"] == true {
+                true => format!("turn {} of {id} is being cancelled", field_text(done, "turn")),
                 false => format!("{id} has no turn running"),
             });
         }
-        Session::End { ids } => {
+        SessionCommand::End { ids } => {
             for id in ids {
-                let id = names::session(&client, &id).await?;
+                let id = resolve::session_id(&client, &id).await?;
                 let ended = client.call("session_end", json!({ "session_id": id })).await?;
-                output.result(&ended, |_| format!("{id} is ended"));
+                output.print_result(&ended, |_| format!("{id} is ended"));
             }
         }
-        Session::Switch { id, agent } => {
-            let id = names::session(&client, &id).await?;
+        SessionCommand::Switch { id, agent } => {
+            let id = resolve::session_id(&client, &id).await?;
             let show = |line: &str| {
-                if output == Output::Text {
-                    say(line);
+                if output == OutputFormat::Text {
+                    print_line(line);
                 }
             };
-            let switched = debug::switch(&client, &id, &agent, show).await?;
-            output.result(&switched, said_switched);
+            let switched = debug::switch_agent(&client, &id, &agent, show).await?;
+            output.print_result(&switched, format_switch);
         }
-        Session::Debug {
+        SessionCommand::Debug {
             id,
             since,
             kinds,
             no_follow,
         } => {
-            let session = names::session(&client, &id).await?;
-            let following = Following {
+            let session = resolve::session_id(&client, &id).await?;
+            let following = DebugFollow {
                 session,
                 since,
                 kinds,
@@ -196,23 +196,23 @@ pub async fn run(command: Session, context: Context) -> Result<Verdict> {
             debug::follow(&client, following, output).await?;
         }
     }
-    Ok(Verdict::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// What came of a switch.
-pub fn said_switched(switched: &Value) -> String {
+/// Formats the answer of `session_switch_agent`.
+pub fn format_switch(switched: &Value) -> String {
     let how = match switched["drained"] == true {
         true => "everything in flight ended by itself",
         false => "what was in flight was cancelled",
     };
     format!(
         "{} works now ({how}; {} ms)",
-        field(switched, "agent"),
-        field(switched, "took_ms")
+        field_text(switched, "agent"),
+        field_text(switched, "took_ms")
     )
 }
 
-fn shown(session: &Value) -> String {
+fn format_session(session: &Value) -> String {
     let names = [
         "session_id",
         "title",
@@ -229,60 +229,66 @@ fn shown(session: &Value) -> String {
         "created_at",
         "updated_at",
     ];
-    fields(session, &names)
+    format_fields(session, &names)
 }
 
-async fn message(client: &Client, id: &str, text: String, wait: bool, output: Output) -> Result<Verdict> {
+async fn send_message(
+    client: &ActionClient,
+    id: &str,
+    text: String,
+    wait: bool,
+    output: OutputFormat,
+) -> Result<CommandOutcome> {
     let arguments = json!({ "session_id": id, "message": text });
     if !wait {
         let sent = client.call("session_message", arguments).await?;
-        output.result(&sent, |sent| {
+        output.print_result(&sent, |sent| {
             format!(
                 "turn {} ({}); follow it with: oubliette session events {id} --follow",
-                field(sent, "turn"),
-                field(sent, "status")
+                field_text(sent, "turn"),
+                field_text(sent, "status")
             )
         });
-        return Ok(Verdict::Done);
+        return Ok(CommandOutcome::Done);
     }
-    let mut live = Live::new(if output == Output::Json {
-        Show::Nothing
+    let mut display = TurnDisplay::new(if output == OutputFormat::Json {
+        TurnVerbosity::Nothing
     } else {
-        Show::All
+        TurnVerbosity::All
     });
-    let mut since = super::run::last_index(client, id).await?;
-    let mut interrupts = Interrupts::listen()?;
-    let sent = Sent::send(client, arguments).await?;
+    let mut since = super::run::last_event_index(client, id).await?;
+    let mut interrupts = InterruptSignal::listen()?;
+    let sent = SentMessage::send(client, arguments).await?;
     match sent
-        .follow(client, &mut since, &mut live, &mut interrupts, None)
+        .follow(client, &mut since, &mut display, &mut interrupts, None)
         .await?
     {
-        Ended::Completed { reply } => {
-            if output == Output::Json {
-                say(&reply.to_string());
+        TurnOutcome::Completed { reply } => {
+            if output == OutputFormat::Json {
+                print_line(&reply.to_string());
             }
-            Ok(Verdict::Done)
+            Ok(CommandOutcome::Done)
         }
-        Ended::Cancelled { .. } => Err(Error::conflict("the turn was cancelled")),
-        Ended::Failed(error) => Err(error),
-        Ended::SessionEnded => Err(Error::conflict("the session was ended")),
+        TurnOutcome::Cancelled { .. } => Err(Error::conflict("the turn was cancelled")),
+        TurnOutcome::Failed(error) => Err(error),
+        TurnOutcome::SessionEnded => Err(Error::conflict("the session was ended")),
     }
 }
 
-async fn events(
-    client: &Client,
+async fn print_events(
+    client: &ActionClient,
     id: &str,
     since: i64,
     max: Option<u32>,
     children: bool,
-    output: Output,
+    output: OutputFormat,
 ) -> Result<()> {
     let mut asked = json!({ "session_id": id, "since_index": since, "max_events": max.unwrap_or(1000) });
     if children {
         asked["include_children"] = json!(true);
     }
     let mut page = client.call("session_events", asked.clone()).await?;
-    // Without a limit of the person's own: all there is, as one answer.
+    // Without --max: read page after page, and show them as one answer.
     while max.is_none() && !children {
         asked["since_index"] = page["last_index"].clone();
         let mut more = client.call("session_events", asked.clone()).await?;
@@ -298,16 +304,22 @@ async fn events(
             all.extend(events);
         }
     }
-    output.result(&page, |page| {
+    output.print_result(&page, |page| {
         let mut lines: Vec<String> = page["events"]
             .as_array()
             .into_iter()
             .flatten()
-            .map(line)
+            .map(format_event_line)
             .collect();
         for child in page["children"].as_array().into_iter().flatten() {
-            lines.push(Paint::stdout().bold(&format!("— {}", field(child, "session_id"))));
-            lines.extend(child["events"].as_array().into_iter().flatten().map(line));
+            lines.push(AnsiStyle::stdout().bold(&format!("— {}", field_text(child, "session_id"))));
+            lines.extend(
+                child["events"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(format_event_line),
+            );
         }
         match lines.is_empty() {
             true => "No events.".into(),
@@ -317,20 +329,20 @@ async fn events(
     Ok(())
 }
 
-async fn follow_events(client: &Client, id: &str, since: i64, output: Output) -> Result<()> {
+async fn follow_events(client: &ActionClient, id: &str, since: i64, output: OutputFormat) -> Result<()> {
     let mut events = client
         .follow(&format!("/api/sessions/{id}/events?since_index={since}"))
         .await?;
-    // An ended session says nothing more: what is there is all.
+    // An ended session's stream stays open without further events, so stop at the last one.
     let over = client.call("session_get", json!({ "session_id": id })).await?["status"] == "ended";
-    let last = super::run::last_index(client, id).await?;
+    let last = super::run::last_event_index(client, id).await?;
     if over && last <= since {
         return Ok(());
     }
     while let Some(event) = events.next().await? {
         let listened = match output {
-            Output::Json => heard(&event.to_string()),
-            Output::Text => heard(&line(&event)),
+            OutputFormat::Json => try_print_line(&event.to_string()),
+            OutputFormat::Text => try_print_line(&format_event_line(&event)),
         };
         let ends = event["type"] == "status" && event["status"] == "ended";
         if !listened || ends || (over && event["index"].as_i64() >= Some(last)) {
@@ -342,10 +354,10 @@ async fn follow_events(client: &Client, id: &str, since: i64, output: Output) ->
     ))
 }
 
-/// An event in a line.
-fn line(event: &Value) -> String {
-    let paint = Paint::stdout();
-    let text = |name: &str| field(event, name);
+/// Formats an event as one line: index, time, type, description.
+fn format_event_line(event: &Value) -> String {
+    let paint = AnsiStyle::stdout();
+    let text = |name: &str| field_text(event, name);
     let kind = event["type"].as_str().unwrap_or("?");
     let said = match kind {
         "status" => match event["reason"].as_str() {
@@ -354,17 +366,17 @@ fn line(event: &Value) -> String {
         },
         "message" => format!("{}: {}", text("role"), text("text")),
         "delta" | "thought" => text("text"),
-        "tool_call" => format!("{} {}", text("tool"), arguments(&event["arguments"])),
+        "tool_call" => format!("{} {}", text("tool"), format_arguments(&event["arguments"])),
         "tool_result" => format!(
             "{} {}",
             if event["ok"] == true { "✓" } else { "✗" },
-            result(&event["result"])
+            format_result(&event["result"])
         ),
         "caller_tool_request" => format!(
             "{} {} {}",
             text("caller_id"),
             text("tool"),
-            arguments(&event["arguments"])
+            format_arguments(&event["arguments"])
         ),
         "caller_tool_done" => format!("{} {}", text("request_id"), text("outcome")),
         "turn_completed" => format!("turn {} ({})", text("turn"), text("stop_reason")),
@@ -387,12 +399,12 @@ fn line(event: &Value) -> String {
         "error" => paint.red(&padded),
         _ => paint.cyan(&padded),
     };
-    let room = width().saturating_sub(42).max(30);
+    let room = terminal_width().saturating_sub(42).max(30);
     let line = format!(
         "{:>5} {} {kind} {}",
         text("index"),
         paint.dim(&format!("{time:<12}")),
-        fold(&said, room)
+        fold_to_line(&said, room)
     );
     line.trim_end().to_owned()
 }

@@ -1,79 +1,79 @@
-//! Colour where somebody looks, and text that cannot act on the terminal.
+//! Terminal colours and width, and removal of control characters from text that others wrote.
 
 use std::{borrow::Cow, io::IsTerminal as _};
 
-/// Colours one of the two outputs, or does not.
+/// Wraps text in ANSI colour codes; leaves it alone when the output is not a terminal or colours are off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Paint {
-    on: bool,
+pub struct AnsiStyle {
+    enabled: bool,
 }
 
-impl Paint {
-    /// For stdout.
+impl AnsiStyle {
+    /// Coloured if stdout is a terminal.
     pub fn stdout() -> Self {
         Self {
-            on: std::io::stdout().is_terminal() && wanted(),
+            enabled: std::io::stdout().is_terminal() && colour_wanted(),
         }
     }
 
-    /// For stderr.
+    /// Coloured if stderr is a terminal.
     pub fn stderr() -> Self {
         Self {
-            on: std::io::stderr().is_terminal() && wanted(),
+            enabled: std::io::stderr().is_terminal() && colour_wanted(),
         }
     }
 
-    /// None at all.
+    /// Never coloured.
     pub fn plain() -> Self {
-        Self { on: false }
+        Self { enabled: false }
     }
 
     fn wrap(self, code: &str, text: &str) -> String {
-        match self.on && !text.is_empty() {
+        match self.enabled && !text.is_empty() {
             true => format!("\x1b[{code}m{text}\x1b[0m"),
             false => text.to_owned(),
         }
     }
 
-    /// What matters most.
+    /// Bold: headings and names that stand out.
     pub fn bold(self, text: &str) -> String {
         self.wrap("1", text)
     }
 
-    /// What matters least.
+    /// Dim: hints and secondary details.
     pub fn dim(self, text: &str) -> String {
         self.wrap("2", text)
     }
 
-    /// Failed.
+    /// Red: failures.
     pub fn red(self, text: &str) -> String {
         self.wrap("31", text)
     }
 
-    /// Good.
+    /// Green: success.
     pub fn green(self, text: &str) -> String {
         self.wrap("32", text)
     }
 
-    /// Not yet, or not quite.
+    /// Yellow: warnings.
     pub fn yellow(self, text: &str) -> String {
         self.wrap("33", text)
     }
 
-    /// A name.
+    /// Cyan: names and kinds.
     pub fn cyan(self, text: &str) -> String {
         self.wrap("36", text)
     }
 }
 
-/// `NO_COLOR` and terminals that know none say no.
-fn wanted() -> bool {
+/// False when `NO_COLOR` is set or `TERM` is `dumb`.
+fn colour_wanted() -> bool {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// How wide the terminal is; generous where there is none.
-pub fn width() -> usize {
+/// The terminal's width in columns, at least 40; 200 when stdout is not a terminal, 80 when the size is unknown.
+pub fn terminal_width() -> usize {
     if !std::io::stdout().is_terminal() {
         return 200;
     }
@@ -83,9 +83,9 @@ pub fn width() -> usize {
     }
 }
 
-/// Text from elsewhere without what would act on the terminal: control characters but newline and tab, and
-/// the marks that turn the direction of writing around.
-pub fn clean(text: &str) -> Cow<'_, str> {
+/// Removes what would act on the terminal: control characters other than newline and tab, and the Unicode marks
+/// that change the direction of writing. Applied to all text from agents, tools and definitions.
+pub fn strip_control_chars(text: &str) -> Cow<'_, str> {
     let harmful = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
@@ -96,9 +96,9 @@ pub fn clean(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// One line of at most `most` characters: white space runs together, what is cut off is marked.
-pub fn fold(text: &str, most: usize) -> String {
-    let text = clean(text);
+/// Folds text to one line of at most `most` characters: runs of white space become one space, a cut ends in `…`.
+pub fn fold_to_line(text: &str, most: usize) -> String {
+    let text = strip_control_chars(text);
     let words = text.split_whitespace().enumerate();
     let mut letters = words.flat_map(|(n, word)| (n > 0).then_some(' ').into_iter().chain(word.chars()));
     let mut line: String = letters.clone().take(most).collect();
@@ -116,25 +116,25 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_terminal_is_not_told_what_to_do() {
-        assert_eq!(clean("a\x1b[2Jb\r\n\tc\u{202e}d"), "a[2Jb\n\tcd");
-        assert_eq!(clean("plain"), "plain");
+    fn control_characters_are_removed() {
+        assert_eq!(strip_control_chars("a\x1b[2Jb\r\n\tc\u{202e}d"), "a[2Jb\n\tcd");
+        assert_eq!(strip_control_chars("plain"), "plain");
     }
 
     #[test]
     fn long_text_is_folded_to_a_line() {
-        assert_eq!(fold("one\n  two\tthree", 40), "one two three");
-        assert_eq!(fold("one two three", 8), "one two…");
-        assert_eq!(fold("abcdefghij", 5), "abcd…");
-        assert_eq!(fold("", 5), "");
-        assert_eq!(fold("ab c", 2), "a…");
-        assert_eq!(fold("ab", 2), "ab");
+        assert_eq!(fold_to_line("one\n  two\tthree", 40), "one two three");
+        assert_eq!(fold_to_line("one two three", 8), "one two…");
+        assert_eq!(fold_to_line("abcdefghij", 5), "abcd…");
+        assert_eq!(fold_to_line("", 5), "");
+        assert_eq!(fold_to_line("ab c", 2), "a…");
+        assert_eq!(fold_to_line("ab", 2), "ab");
     }
 
     proptest! {
         #[test]
         fn a_folded_line_fits(text in "\\PC{0,80}", most in 1usize..40) {
-            let folded = fold(&text, most);
+            let folded = fold_to_line(&text, most);
             prop_assert!(folded.chars().count() <= most, "{folded:?}");
             prop_assert!(!folded.contains('\n'));
         }

@@ -1,83 +1,85 @@
-//! `oubliette token …`.
+//! `oubliette token …`: create, list and revoke tokens.
 
-use oubliette_protocol::{Result, Scope, duration::Span};
+use oubliette_protocol::{Result, Scope, duration::HumanDuration};
 use serde_json::json;
 
 use super::{
-    Context,
-    client::Client,
-    names::{self, set},
-    output::{field, listing},
+    CommandContext,
+    client::ActionClient,
+    output::{field_text, format_listing},
+    resolve::{self, set_if_some},
 };
 
 /// Create, list and revoke tokens.
 #[derive(Debug, clap::Subcommand)]
-pub enum Token {
+pub enum TokenCommand {
     /// Create a token; it is shown once.
     #[command(
         after_help = "Example: oubliette token create --name ci --scope write --project website --expires 30d"
     )]
     Create {
-        /// What people call it.
+        /// The token's name.
         #[arg(long)]
         name: String,
-        /// How far it reaches: read, write or admin.
+        /// What it may do: read, write or admin.
         #[arg(long)]
         scope: Scope,
-        /// The one project it sees, by id or name.
+        /// Limit it to this project, by id or name (default: all projects).
         #[arg(long, value_name = "PROJECT")]
         project: Option<String>,
-        /// How long it lives, as in 30d.
-        #[arg(long, value_name = "DURATION", value_parser = duration)]
-        expires: Option<Span>,
+        /// When it expires, such as 30d or 12h from now (default: never).
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+        expires: Option<HumanDuration>,
     },
     /// List tokens; the tokens themselves are not shown.
     List,
-    /// Revoke a token, at once.
+    /// Revoke a token; it stops working at once.
     Revoke {
-        /// Its id, as `list` shows it.
+        /// The token's id, as shown by `token list`.
         id: String,
     },
 }
 
-fn duration(text: &str) -> Result<Span, String> {
+fn parse_duration(text: &str) -> Result<HumanDuration, String> {
     text.parse().map_err(|e: oubliette_protocol::Error| e.message)
 }
 
-/// Runs it.
-pub async fn run(token: Token, context: Context) -> Result<()> {
-    let client = Client::connect(&context.home).await?;
-    let done = act(token, &context, &client).await;
+/// Runs `oubliette token`.
+pub async fn run(token: TokenCommand, context: CommandContext) -> Result<()> {
+    let client = ActionClient::connect(&context.home).await?;
+    let done = execute(token, &context, &client).await;
     client.close().await;
     done
 }
 
-async fn act(token: Token, context: &Context, client: &Client) -> Result<()> {
+async fn execute(token: TokenCommand, context: &CommandContext, client: &ActionClient) -> Result<()> {
     match token {
-        Token::Create {
+        TokenCommand::Create {
             name,
             scope,
             project,
             expires,
         } => {
             let mut arguments = json!({ "name": name, "scope": scope });
-            set(
+            set_if_some(
                 &mut arguments,
                 "project_id",
-                names::maybe_project(client, project.as_deref()).await?,
+                resolve::optional_project_id(client, project.as_deref()).await?,
             );
-            set(&mut arguments, "expires_in", expires);
+            set_if_some(&mut arguments, "expires_in", expires);
             let made = client.call("token_create", arguments).await?;
-            context.output.result(&made, |made| field(made, "token"));
-            context.output.hint(&format!(
+            context
+                .output
+                .print_result(&made, |made| field_text(made, "token"));
+            context.output.print_hint(&format!(
                 "{} ({}); it is shown this once",
-                field(&made, "token_id"),
-                field(&made, "scope")
+                field_text(&made, "token_id"),
+                field_text(&made, "scope")
             ));
         }
-        Token::List => {
+        TokenCommand::List => {
             let list = client.list("token_list", "tokens", json!({}), None).await?;
-            context.output.result(&list, |list| {
+            context.output.print_result(&list, |list| {
                 let columns = [
                     ("ID", "token_id"),
                     ("NAME", "name"),
@@ -86,18 +88,18 @@ async fn act(token: Token, context: &Context, client: &Client) -> Result<()> {
                     ("CREATED", "created_at"),
                     ("EXPIRES", "expires_at"),
                 ];
-                listing(
+                format_listing(
                     list["tokens"].as_array().map_or(&[], Vec::as_slice),
                     &columns,
                     "No token.",
                 )
             });
         }
-        Token::Revoke { id } => {
+        TokenCommand::Revoke { id } => {
             let gone = client.call("token_revoke", json!({ "token_id": id })).await?;
-            context
-                .output
-                .result(&gone, |gone| format!("{} is revoked", field(gone, "token_id")));
+            context.output.print_result(&gone, |gone| {
+                format!("{} is revoked", field_text(gone, "token_id"))
+            });
         }
     }
     Ok(())

@@ -1,49 +1,50 @@
-//! `oubliette tool …`: the catalog, and the tools of sessions.
+//! `oubliette tool …`: the catalog, and the tools of agents and sessions.
 
 use std::path::PathBuf;
 
-use oubliette_protocol::{Error, Result, agent::Network, catalog::Isolation};
+use oubliette_protocol::{Error, Result, agent::NetworkAccess, catalog::ServerIsolation};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
-    Context, Verdict,
-    client::Client,
-    explain, files, names,
-    output::{field, listing, pretty, table},
-    paste::{self, Wishes},
-    style::{Paint, clean, fold},
+    CommandContext, CommandOutcome,
+    client::ActionClient,
+    explain, files,
+    import::{self, ImportOptions},
+    output::{field_text, format_listing, format_table, pretty_json},
+    resolve,
+    style::{AnsiStyle, fold_to_line, strip_control_chars},
 };
 
 /// The catalog's tool servers and built-ins, and the tools of sessions and agents.
 #[derive(Debug, clap::Subcommand)]
-pub enum Tool {
+pub enum ToolCommand {
     /// List the catalog; or the tools of an agent or a session.
     List {
         /// The tools this agent would have.
         #[arg(long, conflicts_with = "session")]
         agent: Option<String>,
-        /// The tools this session has, with every server's light.
+        /// The tools this session has, and the status of its tool servers.
         #[arg(long, value_name = "ID")]
         session: Option<String>,
-        /// At most so many catalog entries.
+        /// List at most this many catalog entries, 1 to 1000 (default: all).
         #[arg(long, value_name = "N")]
         limit: Option<u32>,
     },
     /// Show a catalog entry.
     Get {
-        /// Which.
+        /// The entry's id.
         id: String,
     },
     /// Create or replace a catalog entry from a tool.json.
     Put {
         /// A tool.json, its folder, or - for stdin.
         file: PathBuf,
-        /// What to call it (default: its `id`, else the name of its folder or file).
+        /// The entry's id (default: the file's "id", else the name of its folder or of the file).
         #[arg(long)]
         id: Option<String>,
     },
-    /// Add the servers of an mcpServers block, as other clients keep it.
+    /// Add the MCP servers of another client's configuration (an mcpServers block).
     #[command(
         after_help = "Takes the files of Claude, Cursor, VS Code, OpenCode and Gemini as they are.\n\nExamples:\n  \
         oubliette tool add ~/.cursor/mcp.json\n  \
@@ -52,19 +53,19 @@ pub enum Tool {
     Add {
         /// A JSON file, or - for stdin.
         file: PathBuf,
-        /// What servers that are started may reach: none, proxy or host.
-        #[arg(long, value_parser = word::<Network>, value_name = "NETWORK")]
-        network: Option<Network>,
-        /// Where they run: sandbox, or host as far as [trust] host_tools lists them.
-        #[arg(long, value_parser = word::<Isolation>, value_name = "WHERE")]
-        isolation: Option<Isolation>,
-        /// Replace entries that are there already.
+        /// Network access of the servers that are started: none (the default), proxy or host.
+        #[arg(long, value_parser = parse_enum::<NetworkAccess>, value_name = "NETWORK")]
+        network: Option<NetworkAccess>,
+        /// Where they run: sandbox (the default), or host for entries listed in [trust] host_tools.
+        #[arg(long, value_parser = parse_enum::<ServerIsolation>, value_name = "WHERE")]
+        isolation: Option<ServerIsolation>,
+        /// Replace entries with the same id.
         #[arg(long)]
         replace: bool,
     },
-    /// Start a catalog entry in a throw-away context, list its tools, say how long it took.
+    /// Start a catalog entry in a temporary workspace, list its tools and the time it took.
     Test {
-        /// Which.
+        /// The entry's id.
         id: String,
     },
     /// Say in a sentence whether an agent may call a tool, and by which rule.
@@ -73,14 +74,14 @@ pub enum Tool {
         agent: String,
         /// Any name of the tool: alias, canonical or <id>_<tool>.
         tool: String,
-        /// As this session has it now, instead of starting the agent's servers to see.
+        /// Answer for this running session, instead of starting the agent's servers.
         #[arg(long, value_name = "ID")]
         session: Option<String>,
-        /// Start nothing: tell only what the definitions say.
+        /// Start no servers: answer from the definitions alone.
         #[arg(long)]
         no_start: bool,
     },
-    /// Call a tool of a session, through the same gate as its agent.
+    /// Call a tool of a session, with the same checks as a call by its agent.
     #[command(after_help = "Example: oubliette tool call last read '{\"path\": \"README.md\"}'")]
     Call {
         /// The session, or `last`.
@@ -100,81 +101,93 @@ pub enum Tool {
     },
     /// Delete a catalog entry.
     Delete {
-        /// Which.
+        /// The entry's id.
         id: String,
     },
 }
 
-/// One of the words a definition knows.
-fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+/// Parses an enum by its name in definitions, such as `proxy`.
+fn parse_enum<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(json!(text)).map_err(|e| e.to_string())
 }
 
-/// Runs it.
-pub async fn run(command: Tool, context: Context) -> Result<Verdict> {
+/// Runs `oubliette tool`.
+pub async fn run(command: ToolCommand, context: CommandContext) -> Result<CommandOutcome> {
     match command {
-        Tool::Test { id } => explain::test(&id, &context).await.map(|()| Verdict::Done),
-        Tool::Explain {
+        ToolCommand::Test { id } => explain::test_entry(&id, &context)
+            .await
+            .map(|()| CommandOutcome::Done),
+        ToolCommand::Explain {
             agent,
             tool,
             session,
             no_start,
         } => {
-            let asked = explain::explain(&agent, &tool, session.as_deref(), no_start, &context);
-            asked.await.map(|()| Verdict::Done)
+            let asked = explain::explain_tool(&agent, &tool, session.as_deref(), no_start, &context);
+            asked.await.map(|()| CommandOutcome::Done)
         }
-        Tool::Call { .. } | Tool::Restart { .. } | Tool::List { session: Some(_), .. } => {
-            let client = Client::running(&context.home).await?;
-            act(command, &context, &client).await
+        ToolCommand::Call { .. }
+        | ToolCommand::Restart { .. }
+        | ToolCommand::List { session: Some(_), .. } => {
+            let client = ActionClient::connect_running(&context.home).await?;
+            execute(command, &context, &client).await
         }
-        Tool::List { .. } | Tool::Get { .. } | Tool::Put { .. } | Tool::Add { .. } | Tool::Delete { .. } => {
-            let client = Client::connect(&context.home).await?;
-            let done = act(command, &context, &client).await;
+        ToolCommand::List { .. }
+        | ToolCommand::Get { .. }
+        | ToolCommand::Put { .. }
+        | ToolCommand::Add { .. }
+        | ToolCommand::Delete { .. } => {
+            let client = ActionClient::connect(&context.home).await?;
+            let done = execute(command, &context, &client).await;
             client.close().await;
             done
         }
     }
 }
 
-async fn act(command: Tool, context: &Context, client: &Client) -> Result<Verdict> {
+async fn execute(
+    command: ToolCommand,
+    context: &CommandContext,
+    client: &ActionClient,
+) -> Result<CommandOutcome> {
     let output = context.output;
     match command {
-        Tool::List {
+        ToolCommand::List {
             agent: Some(agent), ..
         } => {
             let list = client.call("tool_list", json!({ "agent": agent })).await?;
-            output.result(&list, shown_tools);
+            output.print_result(&list, format_tool_list);
         }
-        Tool::List {
+        ToolCommand::List {
             session: Some(session),
             ..
         } => {
-            let id = names::session(client, &session).await?;
+            let id = resolve::session_id(client, &session).await?;
             let list = client.call("tool_list", json!({ "session_id": id })).await?;
-            output.result(&list, shown_tools);
+            output.print_result(&list, format_tool_list);
         }
-        Tool::List { limit, .. } => {
+        ToolCommand::List { limit, .. } => {
             let list = client.list("catalog_list", "entries", json!({}), limit).await?;
-            output.result(&list, shown_catalog);
+            output.print_result(&list, format_catalog);
         }
-        Tool::Get { id } => {
+        ToolCommand::Get { id } => {
             let entry = client.call("catalog_get", json!({ "id": id })).await?;
-            output.result(&entry, |entry| pretty(&entry["definition"]));
+            output.print_result(&entry, |entry| pretty_json(&entry["definition"]));
             if let Some(error) = entry["error"].as_str() {
-                output.hint(&format!("a later edit is broken and not in use: {error}"));
+                output.print_hint(&format!("a later edit is broken and not in use: {error}"));
             }
         }
-        Tool::Put { file, id } => {
+        ToolCommand::Put { file, id } => {
             let file = if file.is_dir() {
                 file.join("tool.json")
             } else {
                 file
             };
-            let mut definition = files::object(&file)?;
+            let mut definition = files::read_json_object(&file)?;
             let named = definition["id"].as_str().map(str::to_owned);
             let id = id
                 .or(named)
-                .or_else(|| files::suggested(&file, "tool.json"))
+                .or_else(|| files::suggested_name(&file, "tool.json"))
                 .filter(|id| id != "-");
             let id =
                 id.ok_or_else(|| Error::invalid("say what to call it with --id, or give it an \"id\""))?;
@@ -182,65 +195,80 @@ async fn act(command: Tool, context: &Context, client: &Client) -> Result<Verdic
             let put = client
                 .call("catalog_put", json!({ "id": id, "definition": definition }))
                 .await?;
-            output.result(&put, |put| format!("{} is in the catalog", field(put, "id")));
+            output.print_result(&put, |put| format!("{} is in the catalog", field_text(put, "id")));
         }
-        Tool::Add {
+        ToolCommand::Add {
             file,
             network,
             isolation,
             replace,
         } => {
-            let block = files::object(&file)?;
-            add(&block, Wishes { network, isolation }, replace, context, client).await?;
+            let block = files::read_json_object(&file)?;
+            add_servers(
+                &block,
+                ImportOptions { network, isolation },
+                replace,
+                context,
+                client,
+            )
+            .await?;
         }
-        Tool::Call {
+        ToolCommand::Call {
             session,
             tool,
             arguments,
         } => {
             let arguments: Value = match arguments.as_str() {
-                "-" => files::object("-".as_ref())?,
+                "-" => files::read_json_object("-".as_ref())?,
                 text => serde_json::from_str(text).map_err(|e| {
                     Error::invalid(format!(
                         "the arguments are not JSON: {e}; quote them as '{{\"name\": \"value\"}}'"
                     ))
                 })?,
             };
-            let id = names::session(client, &session).await?;
+            let id = resolve::session_id(client, &session).await?;
             let call = json!({ "session_id": id, "tool": tool, "arguments": arguments });
             let result = client.call("tool_call", call).await?;
-            output.result(&result, called);
+            output.print_result(&result, format_call_result);
             if result["isError"] == true {
                 eprintln!(
-                    "{} {} says that it failed",
-                    Paint::stderr().red("error:"),
-                    clean(&tool)
+                    "{} {} returned an error result",
+                    AnsiStyle::stderr().red("error:"),
+                    strip_control_chars(&tool)
                 );
-                return Ok(Verdict::Failed);
+                return Ok(CommandOutcome::Failed);
             }
         }
-        Tool::Restart { session, server } => {
-            let id = names::session(client, &session).await?;
+        ToolCommand::Restart { session, server } => {
+            let id = resolve::session_id(client, &session).await?;
             let done = client
                 .call(
                     "tool_server_restart",
                     json!({ "session_id": id, "server": server }),
                 )
                 .await?;
-            output.result(&done, |done| format!("{} was restarted", field(done, "server")));
+            output.print_result(&done, |done| {
+                format!("{} was restarted", field_text(done, "server"))
+            });
         }
-        Tool::Delete { id } => {
+        ToolCommand::Delete { id } => {
             let gone = client.call("catalog_delete", json!({ "id": id })).await?;
-            output.result(&gone, |gone| format!("{} is deleted", field(gone, "id")));
+            output.print_result(&gone, |gone| format!("{} is deleted", field_text(gone, "id")));
         }
-        Tool::Test { .. } | Tool::Explain { .. } => {}
+        ToolCommand::Test { .. } | ToolCommand::Explain { .. } => {}
     }
-    Ok(Verdict::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// Adds a block: everything in it is checked before anything is written.
-async fn add(block: &Value, wishes: Wishes, replace: bool, context: &Context, client: &Client) -> Result<()> {
-    let pasted = paste::read(block, wishes)?;
+/// Adds every server of another client's configuration to the catalog. All are checked before any is written.
+async fn add_servers(
+    block: &Value,
+    options: ImportOptions,
+    replace: bool,
+    context: &CommandContext,
+    client: &ActionClient,
+) -> Result<()> {
+    let pasted = import::import_servers(block, options)?;
     if !replace {
         let there = client.list("catalog_list", "entries", json!({}), None).await?;
         let there = there["entries"].as_array().map_or(&[][..], Vec::as_slice);
@@ -273,22 +301,23 @@ async fn add(block: &Value, wishes: Wishes, replace: bool, context: &Context, cl
         .collect();
     context
         .output
-        .result(&json!({ "entries": entries, "notes": notes }), |_| {
+        .print_result(&json!({ "entries": entries, "notes": notes }), |_| {
             let ids: Vec<&str> = pasted.iter().map(|p| p.id.as_str()).collect();
             format!("added {}", ids.join(", "))
         });
     for note in &notes {
-        context.output.hint(note);
+        context.output.print_hint(note);
     }
     if let Some(first) = pasted.first() {
         context
             .output
-            .hint(&format!("try it with: oubliette tool test {}", first.id));
+            .print_hint(&format!("try it with: oubliette tool test {}", first.id));
     }
     Ok(())
 }
 
-fn shown_catalog(list: &Value) -> String {
+/// Formats the answer of `catalog_list` as a table; entries with a broken edit show its error.
+fn format_catalog(list: &Value) -> String {
     let mut entries = list["entries"].as_array().cloned().unwrap_or_default();
     for entry in &mut entries {
         let definition = entry["definition"].take();
@@ -304,8 +333,8 @@ fn shown_catalog(list: &Value) -> String {
                     .collect::<Vec<_>>()
                     .join(" ")
             }
-            Some("builtin") => field(&definition["builtinPolicy"], "name"),
-            _ => field(&definition, "endpoint"),
+            Some("builtin") => field_text(&definition["builtinPolicy"], "name"),
+            _ => field_text(&definition, "endpoint"),
         };
         entry["what"] = match entry["error"].as_str() {
             Some(error) => json!(format!("broken edit: {error}")),
@@ -319,16 +348,16 @@ fn shown_catalog(list: &Value) -> String {
         ("WHAT", "what"),
         ("DESCRIPTION", "description"),
     ];
-    listing(
+    format_listing(
         &entries,
         &columns,
         "The catalog is empty. Add to it with `oubliette tool add FILE`.",
     )
 }
 
-/// Tools and servers of a session or an agent.
-pub fn shown_tools(list: &Value) -> String {
-    let paint = Paint::stdout();
+/// Formats the answer of `tool_list` as two tables, of tools and of servers.
+pub fn format_tool_list(list: &Value) -> String {
+    let paint = AnsiStyle::stdout();
     let tools = list["tools"].as_array().map_or(&[][..], Vec::as_slice);
     let rows = tools.iter().map(|tool| {
         let state = match (tool["allowed"] == true, tool["available"] == true) {
@@ -337,21 +366,21 @@ pub fn shown_tools(list: &Value) -> String {
             (false, _) => "not allowed",
         };
         let source = match tool["server"].as_str() {
-            Some(server) => format!("{} {server}", field(tool, "source")),
-            None => field(tool, "source"),
+            Some(server) => format!("{} {server}", field_text(tool, "source")),
+            None => field_text(tool, "source"),
         };
         vec![
-            field(tool, "name"),
+            field_text(tool, "name"),
             state.into(),
             source,
-            field(tool, "reason"),
-            fold(&field(tool, "description"), 100),
+            field_text(tool, "reason"),
+            fold_to_line(&field_text(tool, "description"), 100),
         ]
     });
     let rows: Vec<Vec<String>> = rows.collect();
     let mut text = match rows.is_empty() {
         true => "No tools.".to_owned(),
-        false => table(&["TOOL", "CALLABLE", "SOURCE", "WHY", "DESCRIPTION"], &rows),
+        false => format_table(&["TOOL", "CALLABLE", "SOURCE", "WHY", "DESCRIPTION"], &rows),
     };
     let servers = list["servers"].as_array().map_or(&[][..], Vec::as_slice);
     if !servers.is_empty() {
@@ -364,7 +393,7 @@ pub fn shown_tools(list: &Value) -> String {
             ("ERROR", "error"),
         ];
         text.push_str("\n\n");
-        text.push_str(&listing(servers, &columns, ""));
+        text.push_str(&format_listing(servers, &columns, ""));
     }
     if servers.iter().any(|s| s["status"] == "red") {
         text.push_str(&format!(
@@ -375,18 +404,18 @@ pub fn shown_tools(list: &Value) -> String {
     text
 }
 
-/// A tool's result: its text as it is, anything else as JSON.
-fn called(result: &Value) -> String {
+/// Formats a tool's result: text blocks as text, binary ones as their size, others as JSON.
+fn format_call_result(result: &Value) -> String {
     let blocks = result["content"].as_array().map_or(&[][..], Vec::as_slice);
     let shown = blocks.iter().map(|block| match block["text"].as_str() {
-        Some(text) => clean(text).into_owned(),
+        Some(text) => strip_control_chars(text).into_owned(),
         None => match (block["type"].as_str(), block["data"].as_str()) {
             (Some(kind), Some(data)) => format!("[{kind}, {} characters of base64]", data.len()),
             _ => block.to_string(),
         },
     });
     match blocks.is_empty() {
-        true => pretty(&result["structuredContent"]),
+        true => pretty_json(&result["structuredContent"]),
         false => shown.collect::<Vec<_>>().join("\n").trim_end().to_owned(),
     }
 }

@@ -1,5 +1,5 @@
-//! A context for a moment: an agent's tools started as a session would start them, in a workspace that is
-//! thrown away afterwards. It needs no server, no database and no session.
+//! Starts an agent's tools as a session would, in a temporary workspace, lists them and stops them. Needs no server,
+//! database or session.
 
 use std::{
     path::PathBuf,
@@ -8,54 +8,54 @@ use std::{
 };
 
 use oubliette_egress::{EgressProxy, ProxyLimits};
-use oubliette_home::{Home, Library};
+use oubliette_home::{DefinitionLibrary, HomeDir};
 use oubliette_protocol::{
     Error, Result, SessionId, Slug, agent::AgentDefinition, catalog::ToolDefinition, debug::DebugBody,
     tool::ToolList,
 };
-use oubliette_sandbox::{Host, Local, LocalConfig, Sandbox};
-use oubliette_tools::{BuildSpec, CallThread, Context, DebugSink, ProcessEnvironment};
+use oubliette_sandbox::{HostDriver, LocalDriver, LocalDriverConfig, SandboxDriver};
+use oubliette_tools::{AgentContext, CallThread, ContextSpec, DebugSink, ProcessEnvironment};
 use tokio::net::UnixListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{app, config::Config};
+use crate::{app, config::ServerConfig};
 
-/// What a trial is held with.
-pub struct Trial {
-    config: Config,
-    home: Home,
-    /// Agents and catalog.
-    pub library: Arc<Library>,
+/// The definitions and configuration that trials are run with.
+pub struct ToolTrial {
+    config: ServerConfig,
+    home: HomeDir,
+    /// The home's agents and catalog.
+    pub library: Arc<DefinitionLibrary>,
 }
 
-/// What came of it.
-pub struct Tried {
+/// The tools that were found.
+pub struct TrialResult {
     /// The tools and servers, as `tool_list` shows them.
     pub list: ToolList,
-    /// From the first start to the last server that was ready, or not.
+    /// Time until every tool server was ready or had failed.
     pub took: Duration,
 }
 
-/// Nobody follows a trial: what matters is in its list.
-struct Unheard;
+/// Drops the debugger's events: a trial has no session to record them for.
+struct DiscardDebug;
 
-impl DebugSink for Unheard {
+impl DebugSink for DiscardDebug {
     fn record(&self, _agent: Option<&Slug>, _body: DebugBody) {}
 }
 
-impl Trial {
-    /// With a home's definitions and configuration.
-    pub fn new(home: &Home) -> Result<Self> {
-        let config = Config::load(&home.config_path(), &|name| std::env::var(name).ok())?;
+impl ToolTrial {
+    /// Reads a home's definitions and configuration.
+    pub fn new(home: &HomeDir) -> Result<Self> {
+        let config = ServerConfig::load(&home.config_path(), &|name| std::env::var(name).ok())?;
         Ok(Self {
             config,
-            library: Library::open(home)?,
+            library: DefinitionLibrary::open(home)?,
             home: home.clone(),
         })
     }
 
-    /// The definitions an agent uses.
-    pub fn used(&self, definition: &AgentDefinition) -> Vec<Arc<ToolDefinition>> {
+    /// The catalog entries in an agent's `tools.use`; those not in the catalog are left out.
+    pub fn used_definitions(&self, definition: &AgentDefinition) -> Vec<Arc<ToolDefinition>> {
         let catalog = self.library.catalog();
         definition
             .tools
@@ -65,70 +65,70 @@ impl Trial {
             .collect()
     }
 
-    /// Starts what an agent uses, looks, and stops it.
-    pub async fn hold(&self, agent: Slug, definition: Arc<AgentDefinition>) -> Result<Tried> {
+    /// Starts the tools an agent uses, lists them and stops them.
+    pub async fn run(&self, agent: Slug, definition: Arc<AgentDefinition>) -> Result<TrialResult> {
         let scratch = tempfile::Builder::new()
             .prefix("oubliette-trial-")
             .tempdir()
-            .map_err(no_room)?;
+            .map_err(scratch_error)?;
         let folder = |name: &str| -> Result<PathBuf> {
             let path = scratch.path().join(name);
-            std::fs::create_dir(&path).map_err(no_room)?;
+            std::fs::create_dir(&path).map_err(scratch_error)?;
             Ok(path)
         };
         let (workspace, run_dir) = (folder("workspace")?, folder("run")?);
-        let client = app::programs().client;
-        let local = LocalConfig {
+        let client = app::find_programs().client;
+        let local = LocalDriverConfig {
             client: client.clone(),
             minimum: self.config.sandbox.minimum,
             bwrap: None,
             run_dir,
         };
-        let sandbox = Local::new(local)
+        let sandbox = LocalDriver::new(local)
             .await
             .map_err(|e| Error::unavailable(e.to_string()))?;
-        // Once it has looked around it writes no more, and the scratch folder can go when we are done.
+        // Finish the driver's probe now: running later, it could write into the scratch folder while that is deleted.
         sandbox.probe().await;
         let socket = scratch.path().join("proxy.sock");
-        let _proxy = self.proxy(&socket)?;
-        let spec = BuildSpec {
+        let _proxy = self.serve_proxy(&socket)?;
+        let spec = ContextSpec {
             session_id: SessionId::generate(),
             agent,
-            catalog: self.used(&definition),
+            catalog: self.used_definitions(&definition),
             definition,
-            known: Arc::new(self.library.catalog().keys().cloned().collect()),
+            catalog_ids: Arc::new(self.library.catalog().keys().cloned().collect()),
             workspace,
-            sandbox: Arc::new(sandbox) as Arc<dyn Sandbox>,
-            host: Arc::new(Host::new(client)),
+            sandbox: Arc::new(sandbox) as Arc<dyn SandboxDriver>,
+            host: Arc::new(HostDriver::new(client)),
             trust: Arc::new(self.config.trust.resolve(&self.home)),
-            limits: self.config.sessions().limits,
+            limits: self.config.session_config().limits,
             env: Arc::new(ProcessEnvironment),
-            debug: Arc::new(Unheard),
+            debug: Arc::new(DiscardDebug),
             proxy_socket: Some(socket),
-            thread: CallThread::here(),
+            thread: CallThread::current_runtime(),
         };
         let started = Instant::now();
-        let context = Context::build(spec).await?;
+        let context = AgentContext::build(spec).await?;
         let took = started.elapsed();
         let list = ToolList {
             tools: context.rows(),
             servers: context.servers(),
         };
         context.teardown().await;
-        Ok(Tried { list, took })
+        Ok(TrialResult { list, took })
     }
 
-    /// The way out for servers with `network: "proxy"`.
-    fn proxy(&self, socket: &std::path::Path) -> Result<DropGuard> {
+    /// Serves the HTTP proxy for servers with `network: "proxy"`, until the guard is dropped.
+    fn serve_proxy(&self, socket: &std::path::Path) -> Result<DropGuard> {
         let proxy = EgressProxy::new(self.config.egress_allow.clone(), ProxyLimits::default())?;
-        let listener = UnixListener::bind(socket).map_err(no_room)?;
+        let listener = UnixListener::bind(socket).map_err(scratch_error)?;
         let done = CancellationToken::new();
         tokio::spawn(proxy.serve(listener, done.clone()));
         Ok(done.drop_guard())
     }
 }
 
-fn no_room(error: std::io::Error) -> Error {
+fn scratch_error(error: std::io::Error) -> Error {
     Error::unavailable(format!(
         "no scratch folder could be made in {}: {error}",
         std::env::temp_dir().display()

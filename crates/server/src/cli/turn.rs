@@ -1,4 +1,4 @@
-//! One turn, from the message to its end, with what the person at the keyboard does meanwhile.
+//! Sends a message and follows its turn to the end, handling Ctrl-C and lines typed meanwhile.
 
 use oubliette_protocol::{Error, ErrorCode, Result};
 use serde_json::{Value, json};
@@ -8,21 +8,21 @@ use tokio::{
 };
 
 use super::{
-    client::Client,
-    live::{Live, TICK},
-    output::field,
+    client::ActionClient,
+    output::field_text,
+    turn_display::{SPINNER_INTERVAL, TurnDisplay},
 };
 
-/// Ctrl-C.
-pub struct Interrupts(Signal);
+/// Receives SIGINT (Ctrl-C) in place of its default action, which would end the process.
+pub struct InterruptSignal(Signal);
 
-impl Interrupts {
-    /// From now on Ctrl-C is ours.
+impl InterruptSignal {
+    /// Installs the handler.
     pub fn listen() -> Result<Self> {
         signal(SignalKind::interrupt()).map(Self).map_err(Error::internal)
     }
 
-    /// The next one.
+    /// Waits for the next Ctrl-C.
     pub async fn next(&mut self) {
         if self.0.recv().await.is_none() {
             std::future::pending().await
@@ -31,39 +31,39 @@ impl Interrupts {
 }
 
 /// How a turn ended.
-pub enum Ended {
+pub enum TurnOutcome {
     /// The agent finished it.
     Completed {
         /// What `session_message` with `wait` answers.
         reply: Value,
     },
-    /// It was cancelled.
+    /// The turn was cancelled.
     Cancelled {
-        /// The same, with the text so far.
+        /// What `session_message` with `wait` answers, with the text so far.
         reply: Value,
-        /// By Ctrl-C: another one ends the session.
-        by_key: bool,
+        /// Whether Ctrl-C was pressed during the turn; pressing it again ends the session.
+        by_interrupt: bool,
     },
-    /// It failed.
+    /// The turn failed.
     Failed(Error),
-    /// Ctrl-C came twice: the session is over.
+    /// Ctrl-C was pressed twice, and the session was ended.
     SessionEnded,
 }
 
-/// A message on its way.
-pub struct Sent {
+/// A message the server has accepted, and the turn it got.
+pub struct SentMessage {
     session: String,
     turn: u64,
     text: String,
 }
 
-impl Sent {
+impl SentMessage {
     /// Sends a message. `arguments` are those of `session_message`.
-    pub async fn send(client: &Client, arguments: Value) -> Result<Self> {
-        let text = field(&arguments, "message");
+    pub async fn send(client: &ActionClient, arguments: Value) -> Result<Self> {
+        let text = field_text(&arguments, "message");
         let reply = client.call("session_message", arguments).await?;
         Ok(Self {
-            session: field(&reply, "session_id"),
+            session: field_text(&reply, "session_id"),
             turn: reply["turn"].as_u64().unwrap_or(0),
             text,
         })
@@ -74,27 +74,27 @@ impl Sent {
         &self.session
     }
 
-    /// Shows the turn until it ends; `since` is the last index seen of the session and moves on.
-    /// Lines typed meanwhile are looked at when `typed` is given: `/cancel` acts, anything else waits.
+    /// Shows the turn's events until it ends. `since` is the index of the last event shown, and is advanced.
+    /// With `typed`, lines typed meanwhile are read: `/cancel` cancels the turn, any other line is queued.
     pub async fn follow(
         self,
-        client: &Client,
+        client: &ActionClient,
         since: &mut i64,
-        live: &mut Live,
-        interrupts: &mut Interrupts,
-        mut typed: Option<&mut Typed<'_>>,
-    ) -> Result<Ended> {
+        display: &mut TurnDisplay,
+        interrupts: &mut InterruptSignal,
+        mut typed: Option<&mut TypedLines<'_>>,
+    ) -> Result<TurnOutcome> {
         let path = format!("/api/sessions/{}/events?since_index={since}", self.session);
         let mut events = client.follow(&path).await?;
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = tokio::time::interval(SPINNER_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let mut progress = Progress {
+        let mut progress = TurnProgress {
             sent: &self,
             begun: false,
             error: None,
         };
-        let mut presses = 0;
-        live.begin();
+        let mut interrupt_count = 0;
+        display.begin_turn();
         loop {
             let line = async {
                 match typed.as_mut() {
@@ -105,64 +105,65 @@ impl Sent {
             tokio::select! {
                 event = events.next() => {
                     let Some(event) = event? else {
-                        live.end_line();
-                        return Err(gone(&self.session));
+                        display.end_line();
+                        return Err(server_stopped_error(&self.session));
                     };
                     *since = event["index"].as_i64().unwrap_or(*since);
-                    live.event(&event);
-                    if let Some(ended) = progress.take(&event) {
-                        live.end_line();
-                        return ended.settle(client, presses > 0).await;
+                    display.show_event(&event);
+                    if let Some(ended) = progress.observe(&event) {
+                        display.end_line();
+                        return ended.into_outcome(client, interrupt_count > 0).await;
                     }
                 }
                 () = interrupts.next() => {
-                    presses += 1;
-                    if presses > 1 {
-                        live.note("ending the session");
+                    interrupt_count += 1;
+                    if interrupt_count > 1 {
+                        display.print_note("ending the session");
                         client.call("session_end", json!({ "session_id": self.session })).await?;
-                        return Ok(Ended::SessionEnded);
+                        return Ok(TurnOutcome::SessionEnded);
                     }
-                    live.note("cancelling the turn; Ctrl-C again ends the session");
+                    display.print_note("cancelling the turn; Ctrl-C again ends the session");
                     client.call("session_cancel", json!({ "session_id": self.session })).await?;
                 }
                 Some(line) = line => match (line.trim(), typed.as_mut()) {
                     ("/cancel", _) => {
-                        live.note("cancelling the turn");
+                        display.print_note("cancelling the turn");
                         client.call("session_cancel", json!({ "session_id": self.session })).await?;
                     }
-                    (_, Some(typed)) => typed.waiting.push_back(line),
+                    (_, Some(typed)) => typed.queued.push_back(line),
                     (_, None) => {}
                 },
-                _ = tick.tick(), if live.spins() => live.tick(),
+                _ = tick.tick(), if display.has_spinner() => display.advance_spinner(),
             }
         }
     }
 }
 
-/// Lines that are typed while a turn runs.
-pub struct Typed<'a> {
-    /// Where they come from.
+/// Where lines typed during a turn come from, and where they go.
+pub struct TypedLines<'a> {
+    /// Lines of stdin.
     pub lines: &'a mut mpsc::Receiver<String>,
-    /// Those that wait for the turn to end.
-    pub waiting: &'a mut std::collections::VecDeque<String>,
+    /// Lines to handle when the turn has ended.
+    pub queued: &'a mut std::collections::VecDeque<String>,
 }
 
-/// What is known of the turn so far.
-struct Progress<'a> {
-    sent: &'a Sent,
-    /// Whether it is our message's turn: others may have been queued before it.
+/// Finds the end of one message's turn in the events of its session.
+struct TurnProgress<'a> {
+    sent: &'a SentMessage,
+    /// Whether the message's own turn has begun; turns of messages queued earlier come first.
     begun: bool,
     error: Option<Error>,
 }
 
-/// How it ended, before the session was asked how it is.
-enum Over {
+/// How the turn ended, according to its events; [`TurnOutcome`] also has the session's status.
+enum TurnEnd {
     Completed { reply: Value, cancelled: bool },
     Failed(Error),
 }
 
-impl Progress<'_> {
-    fn take(&mut self, event: &Value) -> Option<Over> {
+impl TurnProgress<'_> {
+    /// Takes the next event; returns how the turn ended if this event ends it.
+    fn observe(&mut self, event: &Value) -> Option<TurnEnd> {
         let status = event["status"].as_str();
         match event["type"].as_str().unwrap_or_default() {
             "message" if event["role"] == "user" && event["text"] == self.sent.text.as_str() => {
@@ -171,14 +172,14 @@ impl Progress<'_> {
             }
             "error" if self.begun => {
                 let code = serde_json::from_value(event["code"].clone()).unwrap_or(ErrorCode::Internal);
-                self.error = Some(Error::new(code, field(event, "message")));
+                self.error = Some(Error::new(code, field_text(event, "message")));
                 None
             }
             "turn_completed" if self.begun && event["turn"] == self.sent.turn => match self.error.take() {
-                Some(error) => Some(Over::Failed(error)),
+                Some(error) => Some(TurnEnd::Failed(error)),
                 None => {
                     let reply = json!({ "session_id": self.sent.session, "turn": self.sent.turn, "text": event["text"] });
-                    Some(Over::Completed {
+                    Some(TurnEnd::Completed {
                         reply,
                         cancelled: event["stop_reason"] == "cancelled",
                     })
@@ -186,33 +187,33 @@ impl Progress<'_> {
             },
             "status" if status == Some("ended") || (self.begun && self.error.is_some()) => {
                 let ended = || Error::conflict("the session was ended");
-                Some(Over::Failed(self.error.take().unwrap_or_else(ended)))
+                Some(TurnEnd::Failed(self.error.take().unwrap_or_else(ended)))
             }
             _ => None,
         }
     }
 }
 
-impl Over {
-    async fn settle(self, client: &Client, by_key: bool) -> Result<Ended> {
+impl TurnEnd {
+    async fn into_outcome(self, client: &ActionClient, by_interrupt: bool) -> Result<TurnOutcome> {
         match self {
-            Over::Failed(error) => Ok(Ended::Failed(error)),
-            Over::Completed { mut reply, cancelled } => {
+            TurnEnd::Failed(error) => Ok(TurnOutcome::Failed(error)),
+            TurnEnd::Completed { mut reply, cancelled } => {
                 let session = client
                     .call("session_get", json!({ "session_id": reply["session_id"] }))
                     .await?;
                 reply["status"] = session["status"].clone();
                 Ok(match cancelled {
-                    true => Ended::Cancelled { reply, by_key },
-                    false => Ended::Completed { reply },
+                    true => TurnOutcome::Cancelled { reply, by_interrupt },
+                    false => TurnOutcome::Completed { reply },
                 })
             }
         }
     }
 }
 
-/// The stream broke off.
-fn gone(session: &str) -> Error {
+/// The error for an event stream that ended before the turn did.
+fn server_stopped_error(session: &str) -> Error {
     Error::unavailable(format!(
         "the server stopped; the session is kept: start the server again and go on with `oubliette chat --session {session}`"
     ))
@@ -223,27 +224,27 @@ mod tests {
     use super::*;
 
     fn outcome(events: &[Value]) -> Option<Result<bool>> {
-        let sent = Sent {
+        let sent = SentMessage {
             session: "gogol_x".into(),
             turn: 2,
             text: "go".into(),
         };
-        let mut progress = Progress {
+        let mut progress = TurnProgress {
             sent: &sent,
             begun: false,
             error: None,
         };
         events
             .iter()
-            .find_map(|event| progress.take(event))
+            .find_map(|event| progress.observe(event))
             .map(|over| match over {
-                Over::Completed { cancelled, .. } => Ok(cancelled),
-                Over::Failed(error) => Err(error),
+                TurnEnd::Completed { cancelled, .. } => Ok(cancelled),
+                TurnEnd::Failed(error) => Err(error),
             })
     }
 
     #[test]
-    fn a_turn_queued_before_ours_is_not_ours() {
+    fn events_of_an_earlier_turn_are_ignored() {
         let theirs = [
             json!({"type": "message", "role": "user", "text": "other"}),
             json!({"type": "error", "code": "unavailable", "message": "theirs"}),
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_turn_tells_its_error() {
+    fn a_failed_turn_reports_its_error() {
         let failed = [
             json!({"type": "message", "role": "user", "text": "go"}),
             json!({"type": "error", "code": "timeout", "message": "too slow"}),

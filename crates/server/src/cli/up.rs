@@ -1,22 +1,22 @@
-//! `oubliette up`: serve, and on the first run make everything that is needed to begin.
+//! `oubliette up`: runs the server; on the first run creates configuration, samples and an admin token.
 
 use oubliette_protocol::Result;
 use serde_json::{Value, json};
 
-use super::{Context, address, mcp_config::PLACEHOLDER, serve};
+use super::{CommandContext, mcp_config::TOKEN_PLACEHOLDER, serve, server_url};
 use crate::{app::App, doors::net, first_run, lifecycle};
 
-/// Serves until it is told to stop.
-pub async fn run(args: serve::Args, context: Context) -> Result<()> {
-    let stop = serve::Stop::listen()?;
-    serve::refuse_second(&context).await?;
-    first_run::prepare(&context.home)?;
-    let settings = serve::settings(&args, &context)?;
-    let token = fill(&settings).await?;
+/// Runs `oubliette up`.
+pub async fn run(args: serve::ListenArgs, context: CommandContext) -> Result<()> {
+    let stop = serve::ShutdownSignals::listen()?;
+    serve::ensure_not_running(&context).await?;
+    first_run::create_home(&context.home)?;
+    let settings = serve::load_settings(&args, &context)?;
+    let token = populate_new_home(&settings).await?;
     let running = lifecycle::start(settings).await?;
-    address::announce(&running);
+    server_url::publish(&running);
     let url = running.url();
-    let config = client_config(&url, token.as_deref().unwrap_or(PLACEHOLDER));
+    let config = mcp_client_config(&url, token.as_deref().unwrap_or(TOKEN_PLACEHOLDER));
     let kept = running.app.home.admin_token_path();
     let mut shape = json!({
         "url": format!("{url}/"),
@@ -28,7 +28,7 @@ pub async fn run(args: serve::Args, context: Context) -> Result<()> {
     if let Some(token) = &token {
         shape["token"] = json!(token);
     }
-    context.output.result(&shape, |_| {
+    context.output.print_result(&shape, |_| {
         let shown = match &token {
             Some(token) => format!("{token}\n              (admin; shown this once, kept in {})", kept.display()),
             None => format!("the admin token is in {}", kept.display()),
@@ -41,25 +41,25 @@ pub async fn run(args: serve::Args, context: Context) -> Result<()> {
              Try it in another terminal:  oubliette{flag} run --agent demo \"Show me around\"\n"
         )
     });
-    stop.serve(running).await;
+    stop.serve_until_signal(running).await;
     Ok(())
 }
 
-/// Fills a new home before anybody can ask it for something. Whether the port can be had is seen first:
-/// what is shown once must not be lost to that.
-async fn fill(settings: &lifecycle::Serve) -> Result<Option<String>> {
+/// Creates samples and the admin token in a new home, before the server accepts requests. Returns the token if one
+/// was made. Binds the port first: were it taken, the start would fail and the token, shown only once, be lost.
+async fn populate_new_home(settings: &lifecycle::ServeOptions) -> Result<Option<String>> {
     if settings.home.admin_token_path().exists() {
         return Ok(None);
     }
     drop(net::bind(settings.config.listen).await?);
     let app = App::open(settings.home.clone(), settings.config.clone()).await?;
-    let token = first_run::fill(&app).await;
+    let token = first_run::populate(&app).await;
     app.close().await;
     token
 }
 
-/// The config most MCP clients read.
-pub fn client_config(url: &str, token: &str) -> Value {
+/// The `mcpServers` block that most MCP clients read.
+pub fn mcp_client_config(url: &str, token: &str) -> Value {
     json!({ "mcpServers": { "oubliette": {
         "type": "http",
         "url": format!("{url}/mcp"),

@@ -1,25 +1,25 @@
-//! `oubliette workspace …`.
+//! `oubliette workspace …`: create, list, compare and delete workspaces.
 
 use oubliette_protocol::Result;
 use serde_json::json;
 
 use super::{
-    Context,
-    client::Client,
-    names::{self, set, variable},
-    output::{field, fields, listing},
-    style::{Paint, clean},
+    CommandContext,
+    client::ActionClient,
+    output::{field_text, format_fields, format_listing},
+    resolve::{self, parse_variable, set_if_some},
+    style::{AnsiStyle, strip_control_chars},
 };
 
 /// Create, list, compare and delete workspaces: the folders sessions work in.
 #[derive(Debug, clap::Subcommand)]
-pub enum Workspace {
+pub enum WorkspaceCommand {
     /// List the workspaces of a project.
     List {
         /// The project's id or name; the only project when left out.
         #[arg(long, value_name = "PROJECT")]
         project: Option<String>,
-        /// At most so many.
+        /// List at most this many, 1 to 1000 (default: all).
         #[arg(long, value_name = "N")]
         limit: Option<u32>,
     },
@@ -31,17 +31,17 @@ pub enum Workspace {
         /// The project's id or name; the only project when left out.
         #[arg(long, value_name = "PROJECT")]
         project: Option<String>,
-        /// What people call it.
+        /// The workspace's name.
         #[arg(long)]
         name: Option<String>,
-        /// A git URL its first files come from.
+        /// Clone this git URL into it.
         #[arg(long, value_name = "URL")]
         git: Option<String>,
-        /// A branch, tag or commit of that repository.
+        /// The branch, tag or commit to check out.
         #[arg(long = "ref", value_name = "REF", requires = "git")]
         reference: Option<String>,
-        /// A variable on top of the project's environment; may be given again.
-        #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+        /// An environment variable that adds to or overrides the project's; may be repeated.
+        #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
         env: Vec<(String, String)>,
     },
     /// Show what changed in a workspace, as a git diff.
@@ -56,28 +56,28 @@ pub enum Workspace {
     },
 }
 
-/// Runs it.
-pub async fn run(command: Workspace, context: Context) -> Result<()> {
-    let client = Client::connect(&context.home).await?;
-    let done = act(command, &context, &client).await;
+/// Runs `oubliette workspace`.
+pub async fn run(command: WorkspaceCommand, context: CommandContext) -> Result<()> {
+    let client = ActionClient::connect(&context.home).await?;
+    let done = execute(command, &context, &client).await;
     client.close().await;
     done
 }
 
-async fn act(command: Workspace, context: &Context, client: &Client) -> Result<()> {
+async fn execute(command: WorkspaceCommand, context: &CommandContext, client: &ActionClient) -> Result<()> {
     let output = context.output;
     match command {
-        Workspace::List { project, limit } => {
+        WorkspaceCommand::List { project, limit } => {
             let mut arguments = json!({});
-            set(
+            set_if_some(
                 &mut arguments,
                 "project_id",
-                Some(names::project_or_only(client, project.as_deref()).await?),
+                Some(resolve::project_id_or_only(client, project.as_deref()).await?),
             );
             let list = client
                 .list("workspace_list", "workspaces", arguments, limit)
                 .await?;
-            output.result(&list, |list| {
+            output.print_result(&list, |list| {
                 let columns = [
                     ("ID", "workspace_id"),
                     ("NAME", "name"),
@@ -85,14 +85,14 @@ async fn act(command: Workspace, context: &Context, client: &Client) -> Result<(
                     ("CREATED", "created_at"),
                     ("SOURCE", "source"),
                 ];
-                listing(
+                format_listing(
                     list["workspaces"].as_array().map_or(&[], Vec::as_slice),
                     &columns,
                     "No workspace.",
                 )
             });
         }
-        Workspace::Create {
+        WorkspaceCommand::Create {
             project,
             name,
             git,
@@ -100,15 +100,15 @@ async fn act(command: Workspace, context: &Context, client: &Client) -> Result<(
             env,
         } => {
             let mut arguments = json!({});
-            set(
+            set_if_some(
                 &mut arguments,
                 "project_id",
-                Some(names::project_or_only(client, project.as_deref()).await?),
+                Some(resolve::project_id_or_only(client, project.as_deref()).await?),
             );
-            set(&mut arguments, "name", name);
+            set_if_some(&mut arguments, "name", name);
             if let Some(git) = git {
                 let mut source = json!({ "git": git });
-                set(&mut source, "ref", reference);
+                set_if_some(&mut source, "ref", reference);
                 arguments["source"] = source;
             }
             if !env.is_empty() {
@@ -119,8 +119,8 @@ async fn act(command: Workspace, context: &Context, client: &Client) -> Result<(
                     .into();
             }
             let made = client.call("workspace_create", arguments).await?;
-            output.result(&made, |made| {
-                fields(
+            output.print_result(&made, |made| {
+                format_fields(
                     made,
                     &[
                         "workspace_id",
@@ -133,34 +133,34 @@ async fn act(command: Workspace, context: &Context, client: &Client) -> Result<(
                 )
             });
         }
-        Workspace::Diff { id } => {
+        WorkspaceCommand::Diff { id } => {
             let diff = client
                 .call("workspace_diff", json!({ "workspace_id": id }))
                 .await?;
-            output.result(&diff, |diff| coloured(&field(diff, "diff")));
+            output.print_result(&diff, |diff| colour_diff(&field_text(diff, "diff")));
             if diff["truncated"] == true {
-                output.hint("the diff is longer than this; the rest was left out");
+                output.print_hint("the diff is longer than this; the rest was left out");
             }
         }
-        Workspace::Delete { id } => {
+        WorkspaceCommand::Delete { id } => {
             let gone = client
                 .call("workspace_delete", json!({ "workspace_id": id }))
                 .await?;
-            output.result(&gone, |gone| {
-                format!("{} is deleted", field(gone, "workspace_id"))
+            output.print_result(&gone, |gone| {
+                format!("{} is deleted", field_text(gone, "workspace_id"))
             });
         }
     }
     Ok(())
 }
 
-fn coloured(diff: &str) -> String {
+fn colour_diff(diff: &str) -> String {
     if diff.is_empty() {
         return "Nothing changed.".into();
     }
-    let paint = Paint::stdout();
+    let paint = AnsiStyle::stdout();
     let line = |line: &str| {
-        let text = clean(line);
+        let text = strip_control_chars(line);
         match line.as_bytes().first() {
             Some(b'+') => paint.green(&text),
             Some(b'-') => paint.red(&text),

@@ -1,4 +1,4 @@
-//! `oubliette.toml`: read strictly, then resolved once into values that need no further checks.
+//! `oubliette.toml`: parsed strictly into [`raw`] structures, then resolved once into validated values.
 
 pub mod raw;
 
@@ -8,155 +8,155 @@ use std::{
     time::Duration,
 };
 
-use oubliette_egress::{AuthStyle, Provider};
-use oubliette_home::Home;
-use oubliette_protocol::{CatalogId, Error, Result, agent::env_name, duration::Span};
-use oubliette_sandbox::{Level, Limits};
-use oubliette_session::{Rules, SessionConfig};
+use oubliette_egress::{AuthStyle, ModelProvider};
+use oubliette_home::HomeDir;
+use oubliette_protocol::{CatalogId, Error, Result, agent::check_env_name, duration::HumanDuration};
+use oubliette_sandbox::{IsolationLevel, ResourceLimits};
+use oubliette_session::{RelayLimits, SessionConfig};
 use oubliette_tools::{Trust, TrustTable};
 use secrecy::SecretString;
 
 use raw::RawConfig;
 
-/// The file a first run writes: every key with its default, and what it is for.
+/// The file written on the first run: every key, commented out, with its default and what it is for.
 pub const TEMPLATE: &str = include_str!("template.toml");
 
-/// Where the server listens when nothing says otherwise.
+/// The address the server listens on unless configured otherwise.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
-/// The environment, behind a function so that tests need not touch the process's own.
-pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+/// Looks up an environment variable; a function so that tests need not change the process's environment.
+pub type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The configuration, checked.
+/// The server's configuration, validated.
 #[derive(Debug, Clone)]
-pub struct Config {
-    /// Where the server listens.
+pub struct ServerConfig {
+    /// `[server] listen`: the address the server listens on.
     pub listen: SocketAddr,
-    /// Host names besides loopback, lower case.
+    /// `[server] allowed_hosts`: host names, besides loopback, accepted in requests; lower case.
     pub allowed_hosts: Vec<String>,
-    /// Certificate and key files.
-    pub tls: Option<Tls>,
-    /// Requests per token.
-    pub rate: Rate,
-    /// Idle time of an MCP session.
+    /// `[server] tls_cert` and `tls_key`; none: plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// `[server] rate_limit`: how many requests a token may make.
+    pub rate: RateLimit,
+    /// `[server] mcp_session_idle`: an MCP session unused for this long is forgotten.
     pub mcp_session_idle: Duration,
     /// `[trust]`.
     pub trust: TrustConfig,
     /// `[relay]`.
     pub relay: RelayConfig,
-    /// `[switch] drain_timeout`.
+    /// `[switch] drain_timeout`: how long a running turn may take to end before a switch cancels it.
     pub drain_timeout: Duration,
     /// `[sandbox]`.
     pub sandbox: SandboxConfig,
-    /// `[providers]`, keys read.
-    pub providers: Vec<Provider>,
-    /// `[egress] allow`.
+    /// `[providers]`, with the keys read from the environment.
+    pub providers: Vec<ModelProvider>,
+    /// `[egress] allow`: private destinations that the proxy may reach.
     pub egress_allow: Vec<String>,
     /// `[session]`.
     pub session: SessionLimits,
-    /// `[debugger] keep`: how long its events are kept; none: for ever.
+    /// `[debugger] keep`: how long debugger events are kept; none: for ever.
     pub debugger_keep: Option<Duration>,
     /// `[log]`.
     pub log: LogConfig,
-    /// `[otlp] endpoint`.
+    /// `[otlp] endpoint`: where traces are sent; none: nowhere.
     pub otlp: Option<String>,
-    /// Whether the conformance suite's tools are served. No file says so: see `doors::mcp::fixtures`.
+    /// Whether to serve the tools of the MCP conformance suite. Set by `serve --test-fixtures`, not by the file.
     pub test_fixtures: bool,
 }
 
-/// Certificate and key files.
+/// The server's certificate and private key.
 #[derive(Debug, Clone)]
-pub struct Tls {
-    /// PEM.
+pub struct TlsFiles {
+    /// PEM file with the certificate chain.
     pub cert: PathBuf,
-    /// PEM.
+    /// PEM file with the private key.
     pub key: PathBuf,
 }
 
-/// Requests per token.
+/// How many requests a token may make.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rate {
-    /// Steady.
+pub struct RateLimit {
+    /// Sustained rate.
     pub per_second: u32,
-    /// At once.
+    /// How many may come at once.
     pub burst: u32,
 }
 
-/// `[trust]`.
+/// `[trust]`: what of the host sandboxes may reach.
 #[derive(Debug, Clone, Default)]
 pub struct TrustConfig {
-    /// Host paths.
+    /// Host paths that may be mounted read-only.
     pub read_only: Vec<PathBuf>,
-    /// Catalog entries.
+    /// Catalog entries that may run outside a sandbox.
     pub host_tools: Vec<CatalogId>,
-    /// Variable names.
+    /// Variables of the server's environment that definitions may refer to.
     pub env: Vec<String>,
-    /// The host's network.
+    /// Whether `network: "host"` is allowed.
     pub host_network: bool,
 }
 
-/// `[relay]`.
+/// `[relay]`: timeouts of calls to callers' tools.
 #[derive(Debug, Clone, Copy)]
 pub struct RelayConfig {
-    /// How long a caller may take to answer.
+    /// How long a caller may take to answer a tool call.
     pub caller_timeout: Duration,
-    /// How long it may take to come back.
+    /// How long a disconnected caller may take to come back before its open calls fail.
     pub reconnect_grace: Duration,
 }
 
-/// `[sandbox]`.
+/// `[sandbox]`: the driver, and the default limits of a sandbox.
 #[derive(Debug, Clone)]
 pub struct SandboxConfig {
-    /// `local`.
+    /// The sandbox driver; always `local`.
     pub driver: String,
-    /// The weakest isolation accepted.
-    pub minimum: Level,
-    /// MiB.
+    /// The weakest isolation that sessions may start with.
+    pub minimum: IsolationLevel,
+    /// Memory of a sandbox, in MiB.
     pub memory_mb: u64,
-    /// Processors.
+    /// Processors of a sandbox, in cores.
     pub cpus: f64,
-    /// Processes.
+    /// Maximum number of processes in a sandbox.
     pub pids: u64,
-    /// MiB.
+    /// Maximum size of a workspace, in MiB.
     pub workspace_mb: u64,
 }
 
-/// `[session]`.
+/// `[session]`: timeouts and limits of sessions.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionLimits {
-    /// How long an idle session keeps its agent.
+    /// How long an idle session keeps its agent process.
     pub idle_sleep: Duration,
-    /// How long an agent may take to start and answer.
+    /// How long an agent may take to start and answer `initialize`.
     pub start_timeout: Duration,
     /// How long one turn may take.
     pub turn_timeout: Duration,
-    /// How deep sessions may start sessions.
+    /// How many levels deep sessions may start further sessions.
     pub max_depth: u32,
-    /// Active sessions of a project.
+    /// Maximum number of active sessions of a project.
     pub max_sessions: u32,
 }
 
-/// `[log]`.
+/// `[log]`: the server's own log.
 #[derive(Debug, Clone)]
 pub struct LogConfig {
-    /// A `tracing` filter.
+    /// A `tracing` filter such as `info` or `oubliette=debug`.
     pub level: String,
-    /// How lines look.
+    /// The format of log lines.
     pub format: LogFormat,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One object a line.
+    /// One JSON object a line.
     Json,
 }
 
-impl Config {
-    /// Reads a file; a missing one is the defaults.
-    pub fn load(path: &Path, env: Env<'_>) -> Result<Self> {
+impl ServerConfig {
+    /// Reads a file; if it is missing, every key has its default.
+    pub fn load(path: &Path, env: EnvLookup<'_>) -> Result<Self> {
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&text, &path.display().to_string(), env),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Self::parse("", "oubliette.toml", env),
@@ -164,55 +164,68 @@ impl Config {
         }
     }
 
-    /// Reads a text; errors name `file`, the field and the reason.
-    pub fn parse(text: &str, file: &str, env: Env<'_>) -> Result<Self> {
+    /// Parses a file's text; errors name `file`, the field and the reason.
+    pub fn parse(text: &str, file: &str, env: EnvLookup<'_>) -> Result<Self> {
         let raw: RawConfig = toml::from_str(text)
             .map_err(|e| Error::invalid(format!("{file}: {}", e.to_string().trim_end())))?;
         Self::resolve(raw, env).map_err(|e| Error::invalid(format!("{file}: {}", e.message)))
     }
 
-    fn resolve(raw: RawConfig, env: Env<'_>) -> Result<Self> {
+    fn resolve(raw: RawConfig, env: EnvLookup<'_>) -> Result<Self> {
         let server = raw.server;
         let listen = parse_listen(server.listen.as_deref().unwrap_or(DEFAULT_LISTEN))
-            .map_err(|e| at("server.listen", e.message))?;
+            .map_err(|e| field_error("server.listen", e.message))?;
         let tls = match (server.tls_cert, server.tls_key) {
-            (Some(cert), Some(key)) => Some(Tls { cert, key }),
+            (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
             (None, None) => None,
-            _ => return Err(at("server.tls_cert", "tls_cert and tls_key come together")),
+            _ => {
+                return Err(field_error(
+                    "server.tls_cert",
+                    "tls_cert and tls_key come together",
+                ));
+            }
         };
         let rate = match server.rate_limit {
-            None => Rate {
+            None => RateLimit {
                 per_second: 10_000,
                 burst: 20_000,
             },
             Some(r) if r.per_second == 0 || r.burst == Some(0) => {
-                return Err(at("server.rate_limit", "per_second and burst must be at least 1"));
+                return Err(field_error(
+                    "server.rate_limit",
+                    "per_second and burst must be at least 1",
+                ));
             }
-            Some(r) => Rate {
+            Some(r) => RateLimit {
                 per_second: r.per_second,
                 burst: r.burst.unwrap_or(r.per_second.saturating_mul(2)),
             },
         };
         for name in &raw.trust.env {
-            env_name(name).map_err(|why| at("trust.env", format!("{name:?}: {why}")))?;
+            check_env_name(name).map_err(|why| field_error("trust.env", format!("{name:?}: {why}")))?;
         }
         for path in &raw.trust.read_only {
             if !path.is_absolute() {
-                return Err(at(
+                return Err(field_error(
                     "trust.read_only",
                     format!("{} is not an absolute path", path.display()),
                 ));
             }
         }
-        let sandbox = sandbox(raw.sandbox)?;
+        let sandbox = resolve_sandbox(raw.sandbox)?;
         let mut providers = Vec::new();
         for (name, raw) in raw.providers {
-            providers.push(provider(&name, raw, env)?);
+            providers.push(resolve_provider(&name, raw, env)?);
         }
         let format = match raw.log.format.as_deref() {
             None | Some("text") => LogFormat::Text,
             Some("json") => LogFormat::Json,
-            Some(other) => return Err(at("log.format", format!("{other:?}: use \"text\" or \"json\""))),
+            Some(other) => {
+                return Err(field_error(
+                    "log.format",
+                    format!("{other:?}: use \"text\" or \"json\""),
+                ));
+            }
         };
         Ok(Self {
             listen,
@@ -223,7 +236,7 @@ impl Config {
                 .collect(),
             tls,
             rate,
-            mcp_session_idle: span(server.mcp_session_idle, 3_600_000),
+            mcp_session_idle: duration_or(server.mcp_session_idle, 3_600_000),
             trust: TrustConfig {
                 read_only: raw.trust.read_only,
                 host_tools: raw.trust.host_tools,
@@ -231,21 +244,21 @@ impl Config {
                 host_network: raw.trust.host_network,
             },
             relay: RelayConfig {
-                caller_timeout: span(raw.relay.caller_timeout, 60_000),
-                reconnect_grace: span(raw.relay.reconnect_grace, 500),
+                caller_timeout: duration_or(raw.relay.caller_timeout, 60_000),
+                reconnect_grace: duration_or(raw.relay.reconnect_grace, 500),
             },
-            drain_timeout: span(raw.switch.drain_timeout, 5_000),
+            drain_timeout: duration_or(raw.switch.drain_timeout, 5_000),
             sandbox,
             providers,
             egress_allow: raw.egress.allow,
             session: SessionLimits {
-                idle_sleep: span(raw.session.idle_sleep, 600_000),
-                start_timeout: span(raw.session.start_timeout, 30_000),
-                turn_timeout: span(raw.session.turn_timeout, 3_600_000),
+                idle_sleep: duration_or(raw.session.idle_sleep, 600_000),
+                start_timeout: duration_or(raw.session.start_timeout, 30_000),
+                turn_timeout: duration_or(raw.session.turn_timeout, 3_600_000),
                 max_depth: raw.session.max_depth.unwrap_or(3),
                 max_sessions: raw.session.max_sessions.unwrap_or(50),
             },
-            debugger_keep: keep(raw.debugger.keep)?,
+            debugger_keep: resolve_debugger_keep(raw.debugger.keep)?,
             log: LogConfig {
                 level: raw.log.level.unwrap_or_else(|| "info".into()),
                 format,
@@ -256,13 +269,13 @@ impl Config {
     }
 }
 
-impl Config {
-    /// What sessions need of it.
-    pub fn sessions(&self) -> SessionConfig {
-        let rules = Rules {
-            timeout: self.relay.caller_timeout,
-            grace: self.relay.reconnect_grace,
-            ..Rules::default()
+impl ServerConfig {
+    /// The part of the configuration that the session manager takes.
+    pub fn session_config(&self) -> SessionConfig {
+        let rules = RelayLimits {
+            call_timeout: self.relay.caller_timeout,
+            reconnect_grace: self.relay.reconnect_grace,
+            ..RelayLimits::default()
         };
         SessionConfig {
             relay: rules,
@@ -272,12 +285,12 @@ impl Config {
             initialize_timeout: self.session.start_timeout,
             max_depth: self.session.max_depth,
             max_sessions: self.session.max_sessions,
-            limits: Limits {
+            limits: ResourceLimits {
                 memory_mb: Some(self.sandbox.memory_mb),
                 cpus: Some(self.sandbox.cpus),
                 pids: Some(self.sandbox.pids),
                 workspace_mb: Some(self.sandbox.workspace_mb),
-                ..Limits::default()
+                ..ResourceLimits::default()
             },
             ..SessionConfig::default()
         }
@@ -285,8 +298,8 @@ impl Config {
 }
 
 impl TrustConfig {
-    /// With the home it never reaches, nor its sockets where they lie elsewhere.
-    pub fn resolve(&self, home: &Home) -> Trust {
+    /// The trust table that tools check against. It never reaches the home or the directory of its sockets.
+    pub fn resolve(&self, home: &HomeDir) -> Trust {
         let table = TrustTable {
             read_only: self.read_only.clone(),
             host_tools: self.host_tools.clone(),
@@ -297,7 +310,7 @@ impl TrustConfig {
     }
 }
 
-/// `ADDR:PORT`, also `:8080` and `localhost:8080`.
+/// Parses `ADDR:PORT`; `:8080` and `localhost:8080` are 127.0.0.1.
 pub fn parse_listen(text: &str) -> Result<SocketAddr> {
     let bad = || {
         Error::invalid(format!(
@@ -312,37 +325,39 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr> {
     }
 }
 
-fn at(field: &str, why: impl std::fmt::Display) -> Error {
+/// The error of an invalid value of `field`.
+fn field_error(field: &str, why: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{field}: {why}"))
 }
 
-fn span(given: Option<Span>, default_ms: u64) -> Duration {
+fn duration_or(given: Option<HumanDuration>, default_ms: u64) -> Duration {
     given.map_or(Duration::from_millis(default_ms), |s| s.0)
 }
 
-/// At least a minute: what runs now must be there to be looked at.
-fn keep(given: Option<Span>) -> Result<Option<Duration>> {
+/// Resolves `[debugger] keep`: at least a minute, so that events of running sessions can still be read.
+fn resolve_debugger_keep(given: Option<HumanDuration>) -> Result<Option<Duration>> {
     match given {
-        Some(span) if span.0 < Duration::from_secs(60) => {
-            Err(at("debugger.keep", "must be at least a minute, such as \"30d\""))
-        }
+        Some(span) if span.0 < Duration::from_secs(60) => Err(field_error(
+            "debugger.keep",
+            "must be at least a minute, such as \"30d\"",
+        )),
         given => Ok(given.map(|span| span.0)),
     }
 }
 
-fn sandbox(raw: raw::RawSandbox) -> Result<SandboxConfig> {
+fn resolve_sandbox(raw: raw::RawSandbox) -> Result<SandboxConfig> {
     let driver = raw.driver.unwrap_or_else(|| "local".into());
     if driver != "local" {
-        return Err(at(
+        return Err(field_error(
             "sandbox.driver",
             format!("{driver:?} is not a driver here: use \"local\""),
         ));
     }
     let minimum = match raw.minimum.as_deref() {
-        None | Some("namespaces") => Level::Namespaces,
-        Some("landlock") => Level::Landlock,
+        None | Some("namespaces") => IsolationLevel::Namespaces,
+        Some("landlock") => IsolationLevel::Landlock,
         Some(other) => {
-            return Err(at(
+            return Err(field_error(
                 "sandbox.minimum",
                 format!("{other:?}: use \"namespaces\" or \"landlock\""),
             ));
@@ -350,10 +365,10 @@ fn sandbox(raw: raw::RawSandbox) -> Result<SandboxConfig> {
     };
     let cpus = raw.cpus.unwrap_or(2.0);
     if !(cpus.is_finite() && (0.01..=4096.0).contains(&cpus)) {
-        return Err(at("sandbox.cpus", "must be between 0.01 and 4096"));
+        return Err(field_error("sandbox.cpus", "must be between 0.01 and 4096"));
     }
     let positive = |field: &str, given: Option<u64>, default: u64| match given.unwrap_or(default) {
-        0 => Err(at(field, "must be at least 1")),
+        0 => Err(field_error(field, "must be at least 1")),
         n => Ok(n),
     };
     Ok(SandboxConfig {
@@ -366,15 +381,15 @@ fn sandbox(raw: raw::RawSandbox) -> Result<SandboxConfig> {
     })
 }
 
-fn provider(name: &str, raw: raw::RawProvider, env: Env<'_>) -> Result<Provider> {
-    let mut provider = Provider::new(name, raw.base_url);
+fn resolve_provider(name: &str, raw: raw::RawProvider, env: EnvLookup<'_>) -> Result<ModelProvider> {
+    let mut provider = ModelProvider::new(name, raw.base_url);
     provider.style = match raw.auth.as_deref() {
         None => provider.style,
         Some("anthropic") => AuthStyle::Anthropic,
         Some("gemini") => AuthStyle::Gemini,
         Some("bearer") => AuthStyle::Bearer,
         Some(other) => {
-            return Err(at(
+            return Err(field_error(
                 &format!("providers.{name}.auth"),
                 format!("{other:?}: use \"anthropic\", \"gemini\" or \"bearer\""),
             ));
@@ -396,8 +411,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parse(text: &str) -> Result<Config> {
-        Config::parse(text, "oubliette.toml", &|name| {
+    fn parse(text: &str) -> Result<ServerConfig> {
+        ServerConfig::parse(text, "oubliette.toml", &|name| {
             (name == "KEY").then(|| "secret".into())
         })
     }
@@ -457,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn listen_addresses() {
+    fn listen_addresses_are_parsed_or_refused() {
         assert_eq!(parse_listen("localhost:1").unwrap().to_string(), "127.0.0.1:1");
         assert_eq!(parse_listen(":1").unwrap().to_string(), "127.0.0.1:1");
         assert_eq!(parse_listen("[::1]:1").unwrap().to_string(), "[::1]:1");

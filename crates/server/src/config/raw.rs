@@ -1,8 +1,8 @@
-//! `oubliette.toml` as it is written: strict, every key optional.
+//! `oubliette.toml` as it is written. Unknown keys are refused; every section and nearly every key is optional.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use oubliette_protocol::{CatalogId, duration::Span};
+use oubliette_protocol::{CatalogId, duration::HumanDuration};
 use serde::Deserialize;
 
 /// The whole file.
@@ -37,41 +37,41 @@ pub struct RawConfig {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawServer {
-    /// Address and port.
+    /// Address and port to listen on; default 127.0.0.1:8080.
     pub listen: Option<String>,
     /// Host names besides loopback that requests may be addressed to.
     pub allowed_hosts: Vec<String>,
-    /// PEM file.
+    /// PEM file with the certificate chain; needs `tls_key`.
     pub tls_cert: Option<PathBuf>,
-    /// PEM file.
+    /// PEM file with the private key; needs `tls_cert`.
     pub tls_key: Option<PathBuf>,
-    /// Requests a token may make.
+    /// How many requests a token may make; default 10000 a second, 20000 at once.
     pub rate_limit: Option<RawRateLimit>,
-    /// How long an MCP session may sit without a stream or a request.
-    pub mcp_session_idle: Option<Span>,
+    /// How long an MCP session may be without a request or a stream before it is forgotten; default 1h.
+    pub mcp_session_idle: Option<HumanDuration>,
 }
 
-/// `rate_limit`.
+/// `[server] rate_limit`. Both values at least 1.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawRateLimit {
-    /// Steady rate.
+    /// Sustained rate.
     pub per_second: u32,
-    /// How many may come at once; twice the rate when not given.
+    /// How many may come at once; default twice the rate.
     pub burst: Option<u32>,
 }
 
-/// `[trust]`: the only thing that opens the host.
+/// `[trust]`: the only section that gives sandboxes access to the host.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawTrust {
-    /// Host paths sandboxes may be shown.
+    /// Host paths that may be mounted into sandboxes, read-only; absolute.
     pub read_only: Vec<PathBuf>,
     /// Catalog entries that may run outside a sandbox.
     pub host_tools: Vec<CatalogId>,
     /// Variables of the server's environment that definitions may refer to.
     pub env: Vec<String>,
-    /// Whether `network: "host"` works.
+    /// Whether `network: "host"` is allowed.
     pub host_network: bool,
 }
 
@@ -79,35 +79,35 @@ pub struct RawTrust {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawRelay {
-    /// How long a caller may take to answer.
-    pub caller_timeout: Option<Span>,
-    /// How long a caller that left may take to come back.
-    pub reconnect_grace: Option<Span>,
+    /// How long a caller may take to answer a tool call; default 60s.
+    pub caller_timeout: Option<HumanDuration>,
+    /// How long a disconnected caller may take to come back before its open calls fail; default 500ms.
+    pub reconnect_grace: Option<HumanDuration>,
 }
 
 /// `[switch]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawSwitch {
-    /// How long a running turn may take to end.
-    pub drain_timeout: Option<Span>,
+    /// How long a running turn may take to end before a switch of agents cancels it; default 5s.
+    pub drain_timeout: Option<HumanDuration>,
 }
 
 /// `[sandbox]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawSandbox {
-    /// `local`.
+    /// The sandbox driver; `local`, the default, is the only one.
     pub driver: Option<String>,
-    /// The weakest isolation accepted.
+    /// The weakest isolation sessions may start with: `namespaces` (default) or `landlock`.
     pub minimum: Option<String>,
-    /// Memory of a sandbox, in MiB.
+    /// Memory of a sandbox, in MiB; default 2048.
     pub memory_mb: Option<u64>,
-    /// Processors.
+    /// Processors of a sandbox, 0.01 to 4096 cores; default 2.
     pub cpus: Option<f64>,
-    /// Processes.
+    /// Maximum number of processes in a sandbox; default 512.
     pub pids: Option<u64>,
-    /// Largest workspace, in MiB.
+    /// Maximum size of a workspace, in MiB; default 4096.
     pub workspace_mb: Option<u64>,
 }
 
@@ -115,15 +115,15 @@ pub struct RawSandbox {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawProvider {
-    /// Where it is.
+    /// The base URL of the provider's API.
     pub base_url: String,
-    /// The variable that holds the key.
+    /// The variable of the server's environment that holds the API key.
     #[serde(default)]
     pub api_key_env: Option<String>,
-    /// How the key is shown: `anthropic`, `gemini` or `bearer`; guessed when not given.
+    /// How the key is sent: `anthropic`, `gemini` or `bearer`; default by the provider's name and URL.
     #[serde(default)]
     pub auth: Option<String>,
-    /// More paths that agents may ask for.
+    /// Paths that agents may request in addition to the built-in ones.
     #[serde(default)]
     pub allow_paths: Vec<String>,
 }
@@ -140,15 +140,15 @@ pub struct RawEgress {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawSession {
-    /// How long an idle session keeps its agent process.
-    pub idle_sleep: Option<Span>,
-    /// How long an agent may take to start and answer.
-    pub start_timeout: Option<Span>,
-    /// How long one turn may take.
-    pub turn_timeout: Option<Span>,
-    /// How deep sessions may start sessions.
+    /// How long an idle session keeps its agent process; default 10m.
+    pub idle_sleep: Option<HumanDuration>,
+    /// How long an agent may take to start and answer `initialize`; default 30s.
+    pub start_timeout: Option<HumanDuration>,
+    /// How long one turn may take; default 1h.
+    pub turn_timeout: Option<HumanDuration>,
+    /// How many levels deep sessions may start further sessions; default 3.
     pub max_depth: Option<u32>,
-    /// Active sessions of a project.
+    /// Maximum number of active sessions of a project; default 50.
     pub max_sessions: Option<u32>,
 }
 
@@ -156,17 +156,17 @@ pub struct RawSession {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawDebugger {
-    /// How long its events are kept.
-    pub keep: Option<Span>,
+    /// How long debugger events are kept, at least 1m; default for ever.
+    pub keep: Option<HumanDuration>,
 }
 
 /// `[log]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawLog {
-    /// A `tracing` filter.
+    /// A `tracing` filter; default `info`.
     pub level: Option<String>,
-    /// `text` or `json`.
+    /// `text` (default) or `json`.
     pub format: Option<String>,
 }
 
@@ -174,6 +174,6 @@ pub struct RawLog {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawOtlp {
-    /// Where traces go.
+    /// The URL of an OpenTelemetry collector (OTLP over HTTP); default none.
     pub endpoint: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Who asks.
+//! Authenticates HTTP requests and limits the rate of each token.
 
 use std::time::Instant;
 
@@ -6,51 +6,63 @@ use axum::response::Response;
 use http::{HeaderMap, header};
 use oubliette_protocol::{Error, Result};
 
-use super::{Door, reply};
+use super::{DoorKind, reply};
 use crate::{
     app::App,
-    auth::{Grant, Via},
+    auth::{CredentialKind, Grant},
 };
 
-/// The console's cookie.
-pub const COOKIE: &str = "oubliette_session";
-/// The header that a page of another origin cannot send unasked.
-const CONFIRM: &str = "x-oubliette";
+/// The name of the console's login cookie.
+pub const LOGIN_COOKIE: &str = "oubliette_session";
+/// A header that a page of another origin cannot send without a CORS preflight, which this server never allows.
+const CSRF_HEADER: &str = "x-oubliette";
 
-/// Which proofs a route takes.
+/// Which credentials a route accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Takes {
-    /// A bearer token alone.
-    Bearer,
-    /// Also the console's cookie.
-    Cookie,
+pub enum AcceptedCredentials {
+    /// Only a bearer token.
+    BearerOnly,
+    /// A bearer token or the console's login cookie.
+    BearerOrCookie,
 }
 
-/// Makes a grant of what a request shows, or the answer that refuses it.
-pub async fn admit(app: &App, door: Door, headers: &HeaderMap, takes: Takes) -> Result<Grant, Response> {
-    let grant = grant(app, door, headers, takes).await.map_err(|e| {
-        if e.log.is_some() {
-            tracing::error!(error = %e.for_log(), "a token could not be checked");
-        }
-        reply::error(&e)
-    })?;
+/// Makes a grant of a request's credential; the error is the response to send.
+pub async fn authenticate(
+    app: &App,
+    door: DoorKind,
+    headers: &HeaderMap,
+    accepted: AcceptedCredentials,
+) -> Result<Grant, Response> {
+    let grant = grant_from_headers(app, door, headers, accepted)
+        .await
+        .map_err(|e| {
+            if e.log.is_some() {
+                tracing::error!(error = %e.for_log(), "checking a credential failed");
+            }
+            reply::error(&e)
+        })?;
     if let Some(token) = grant.token_id()
-        && let Err(wait) = app.rate.take(token, Instant::now())
+        && let Err(wait) = app.rate_limit.take(token, Instant::now())
     {
-        return Err(reply::slow_down("this token asks too often", wait));
+        return Err(reply::too_many_requests("this token asks too often", wait));
     }
     Ok(grant)
 }
 
-async fn grant(app: &App, door: Door, headers: &HeaderMap, takes: Takes) -> Result<Grant> {
-    if let Some(token) = bearer(headers)? {
-        return app.auth.token(token).await;
+async fn grant_from_headers(
+    app: &App,
+    door: DoorKind,
+    headers: &HeaderMap,
+    accepted: AcceptedCredentials,
+) -> Result<Grant> {
+    if let Some(token) = bearer_token(headers)? {
+        return app.auth.authenticate_token(token).await;
     }
-    if door == Door::Control {
-        return Ok(app.auth.owner());
+    if door == DoorKind::Control {
+        return Ok(app.auth.owner_grant());
     }
-    match cookie(headers).filter(|_| takes == Takes::Cookie) {
-        Some(cookie) => app.auth.cookie(cookie).await,
+    match login_cookie(headers).filter(|_| accepted == AcceptedCredentials::BearerOrCookie) {
+        Some(cookie) => app.auth.authenticate_cookie(cookie).await,
         None => Err(Error::unauthenticated(
             "a token is needed: send it as `Authorization: Bearer oub_…`; `oubliette token create` makes one",
         )),
@@ -58,7 +70,7 @@ async fn grant(app: &App, door: Door, headers: &HeaderMap, takes: Takes) -> Resu
 }
 
 /// The bearer token of a request.
-fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
+fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>> {
     let Some(value) = headers.get(header::AUTHORIZATION) else {
         return Ok(None);
     };
@@ -74,20 +86,21 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
     }
 }
 
-/// The console's cookie of a request.
-pub fn cookie(headers: &HeaderMap) -> Option<&str> {
+/// The login cookie of a request.
+pub fn login_cookie(headers: &HeaderMap) -> Option<&str> {
     let all = headers
         .get_all(header::COOKIE)
         .iter()
         .filter_map(|v| v.to_str().ok());
     all.flat_map(|v| v.split(';'))
-        .find_map(|pair| pair.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+        .find_map(|pair| pair.trim().strip_prefix(LOGIN_COOKIE)?.strip_prefix('='))
 }
 
-/// Refuses a change asked for by cookie without the header that only our own page sends.
-pub fn confirmed(grant: &Grant, headers: &HeaderMap) -> Result<()> {
-    let sent = headers.get(CONFIRM).is_some_and(|v| v == "1");
-    match grant.via() == Via::Cookie && !sent {
+/// Fails for a request authenticated by cookie without the header `X-Oubliette: 1`: protection against cross-site
+/// request forgery, for requests that change something.
+pub fn require_csrf_header(grant: &Grant, headers: &HeaderMap) -> Result<()> {
+    let sent = headers.get(CSRF_HEADER).is_some_and(|v| v == "1");
+    match grant.credential() == CredentialKind::Cookie && !sent {
         true => Err(Error::permission_denied(
             "a change asked for by cookie needs the header `X-Oubliette: 1`",
         )),

@@ -1,4 +1,4 @@
-//! Request bodies, bounded.
+//! Reads request bodies, bounded in size and time.
 
 use std::time::Duration;
 
@@ -7,36 +7,36 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body_util::BodyExt as _;
 
-/// The largest body any door takes.
-pub const MOST: usize = 4 * 1024 * 1024;
-/// How much more of a body that is too large is read, so that its sender gets to hear why.
-const DRAIN: usize = 64 * 1024 * 1024;
-const DRAIN_TIME: Duration = Duration::from_secs(5);
+/// Maximum size of a request body at any door, in bytes.
+pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
+/// How much more of a body that is too large is read and discarded, so that its sender gets the response.
+const DRAIN_MAX_BYTES: usize = 64 * 1024 * 1024;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no body.
+/// Why a body could not be read.
 #[derive(Debug)]
 pub enum BodyError {
-    /// More than [`MOST`].
+    /// More than [`MAX_BODY_BYTES`].
     TooLarge,
-    /// The client broke off.
-    Broken,
+    /// The client disconnected, or did not send the whole body in time.
+    Incomplete,
 }
 
-/// How long a whole body may take.
-const WHOLE: Duration = Duration::from_secs(60);
+/// How long a client may take to send a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reads a whole body.
+/// Reads a body to its end.
 pub async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, BodyError> {
-    tokio::time::timeout(WHOLE, gather(headers, body))
+    tokio::time::timeout(BODY_TIMEOUT, read_bounded(headers, body))
         .await
-        .unwrap_or(Err(BodyError::Broken))
+        .unwrap_or(Err(BodyError::Incomplete))
 }
 
-async fn gather(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
+async fn read_bounded(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
     let announced = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|n| n > MOST) {
+    if announced.is_some_and(|n| n > MAX_BODY_BYTES) {
         drain(body).await;
         return Err(BodyError::TooLarge);
     }
@@ -44,11 +44,11 @@ async fn gather(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError>
     let mut rest = BytesMut::new();
     let mut total = 0;
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else {
+        let Ok(data) = frame.map_err(|_| BodyError::Incomplete)?.into_data() else {
             continue;
         };
         total += data.len();
-        if total > MOST {
+        if total > MAX_BODY_BYTES {
             drain(body).await;
             return Err(BodyError::TooLarge);
         }
@@ -66,14 +66,14 @@ async fn gather(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError>
     Ok(first.unwrap_or_else(|| rest.freeze()))
 }
 
-/// Reads on for a while and throws it away: a connection closed on unread bytes is reset, and the
-/// answer with it.
+/// Reads and discards the rest of a body, within bounds: closing a connection with unread bytes resets it, and the
+/// client would not get the response.
 async fn drain(mut body: Body) {
-    let _ = tokio::time::timeout(DRAIN_TIME, async {
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, async {
         let mut total = 0;
         while let Some(Ok(frame)) = body.frame().await {
             total += frame.data_ref().map_or(0, Bytes::len);
-            if total > DRAIN {
+            if total > DRAIN_MAX_BYTES {
                 break;
             }
         }

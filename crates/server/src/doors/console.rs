@@ -1,4 +1,4 @@
-//! `/`: the console, built into the program. Also the end of the road for every unknown path.
+//! `/`: the console's files, which are compiled into the program. Every unknown path ends here with a 404.
 
 use axum::response::{IntoResponse as _, Response};
 use http::{HeaderMap, HeaderValue, Method, Uri, header};
@@ -7,11 +7,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::reply;
 
-// What `ui/` built, or a page that says how to build it; see build.rs.
+// `FILES`: what `ui/` built, or a page that says how to build it; see build.rs.
 include!(concat!(env!("OUT_DIR"), "/console.rs"));
 
-/// Only our own scripts, styles and requests; nothing inline, nothing framed.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
+/// The console's Content-Security-Policy: only scripts, styles and requests of this server; nothing inline, no frames.
+const CONSOLE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
     connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Serves a file of the console, or a 404.
@@ -23,10 +23,10 @@ pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     };
     let found = FILES.binary_search_by_key(&file, |(name, _)| name);
     let Some((_, bytes)) = found.ok().map(|at| FILES[at]) else {
-        return reply::no_such_path(path);
+        return reply::not_found(path);
     };
     if method != Method::GET && method != Method::HEAD {
-        return reply::no_such_method("GET");
+        return reply::method_not_allowed("GET");
     }
     let tag = format!("\"{}\"", hex::encode(&Sha256::digest(bytes)[..16]));
     if headers
@@ -35,23 +35,26 @@ pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     {
         return http::StatusCode::NOT_MODIFIED.into_response();
     }
-    // Built files carry a hash in their name; the page that names them does not.
+    // Files under `assets/` have a hash in their name, so their content never changes; index.html has none.
     let cache = match file.starts_with("assets/") {
         true => "public, max-age=31536000, immutable",
         false => "no-cache",
     };
     let mut response = bytes.into_response();
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind(file)));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type(file)));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(CONSOLE_CSP),
+    );
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         headers.insert(header::ETAG, tag);
     }
     response
 }
 
-fn kind(file: &str) -> &'static str {
+fn content_type(file: &str) -> &'static str {
     match file.rsplit('.').next().unwrap_or_default() {
         "html" => "text/html; charset=utf-8",
         "js" | "mjs" => "text/javascript; charset=utf-8",

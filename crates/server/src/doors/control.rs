@@ -1,12 +1,12 @@
-//! The control socket: commands of the home's owner, while the server runs. It is the same router; what
-//! differs is that the kernel, not a token, says who is at the other end.
+//! The control socket, by which the command line reaches a running server. Requests pass the same router; the kernel
+//! (`SO_PEERCRED`), not a token, identifies the peer as the home's owner.
 
 use std::{io, os::unix::fs::PermissionsExt as _, path::Path};
 
 use tokio::net::{UnixListener, UnixStream};
 
-/// Listens at a path, for the owner alone. A socket left behind by a server that was killed is replaced;
-/// the caller holds the home's lock, so no other server uses it.
+/// Listens on a socket that only the server's user can open. A socket left by a killed server is replaced; this
+/// process must hold the home's lock, so that no other server uses it.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -17,7 +17,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Whether the other end is the user this server runs as, or root.
+/// Whether the peer runs as the server's user or as root.
 pub fn is_owner(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid().as_raw();
     stream

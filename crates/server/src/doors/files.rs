@@ -1,4 +1,4 @@
-//! `/api/workspaces/{id}/…`: files in and out.
+//! `/api/workspaces/{id}/…`: reads, writes, deletes and archives a workspace's files.
 
 use std::path::PathBuf;
 
@@ -16,25 +16,25 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::ReaderStream;
 
 use super::{
-    Door,
-    access::{self, Takes},
+    DoorKind,
+    access::{self, AcceptedCredentials},
     body::{self, BodyError},
-    http::Doors,
+    http::HttpDoors,
     reply,
 };
 use crate::{
-    actions::blocking,
+    actions::run_blocking,
     auth::Grant,
     workspace::{
         archive as packing,
-        files::{self, Found, Inner},
+        files::{self, FileOrFolder, WorkspacePath},
     },
 };
 
-/// `GET /api/workspaces/{id}/files`: the root.
+/// `GET /api/workspaces/{id}/files`: lists the workspace's root.
 pub async fn root(
-    state: State<Doors>,
-    door: Extension<Door>,
+    state: State<HttpDoors>,
+    door: Extension<DoorKind>,
     Path(id): Path<String>,
     method: Method,
     headers: HeaderMap,
@@ -45,8 +45,8 @@ pub async fn root(
 
 /// `GET|PUT|DELETE /api/workspaces/{id}/files/{path}`.
 pub async fn file(
-    State(doors): State<Doors>,
-    Extension(door): Extension<Door>,
+    State(doors): State<HttpDoors>,
+    Extension(door): Extension<DoorKind>,
     Path((id, path)): Path<(String, String)>,
     method: Method,
     headers: HeaderMap,
@@ -56,41 +56,42 @@ pub async fn file(
         Method::GET | Method::HEAD => None,
         Method::PUT => Some("workspace_file_put"),
         Method::DELETE => Some("workspace_file_delete"),
-        _ => return reply::no_such_method("GET, PUT, DELETE"),
+        _ => return reply::method_not_allowed("GET, PUT, DELETE"),
     };
-    let grant = match access::admit(&doors.app, door, &headers, Takes::Cookie).await {
-        Ok(grant) => grant,
-        Err(refused) => return refused,
-    };
+    let grant =
+        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
+            Ok(grant) => grant,
+            Err(refused) => return refused,
+        };
     let Some(action) = change else {
         return match get(&doors, &grant, &id, &path).await {
             Ok(response) => response,
-            Err(error) => refuse(&error),
+            Err(error) => error_response(&error),
         };
     };
     let content = match body::read(&headers, body).await {
         Ok(content) => content,
-        Err(BodyError::TooLarge) => return reply::too_large(body::MOST),
-        // A body that broke off is not written: the file stays as it was.
-        Err(BodyError::Broken) => return reply::error(&Error::invalid("the body broke off")),
+        Err(BodyError::TooLarge) => return reply::body_too_large(body::MAX_BODY_BYTES),
+        // An incomplete body is not written: the file stays as it was.
+        Err(BodyError::Incomplete) => return reply::error(&Error::invalid("the request body is incomplete")),
     };
     let mut project = None;
     let outcome = async {
         grant.require(Scope::Write, action)?;
-        access::confirmed(&grant, &headers)?;
-        let (row, dir) = workspace(&doors, &grant, &id).await?;
+        access::require_csrf_header(&grant, &headers)?;
+        let (row, dir) = find_workspace(&doors, &grant, &id).await?;
         project = Some(row.project_id);
-        let inner = Inner::parse(&path)?;
+        let inner = WorkspacePath::parse(&path)?;
         let size = content.len();
         match method {
             Method::PUT => {
                 let shown = inner.to_string();
-                blocking(move || files::put(&dir, &inner, &content)).await?;
+                run_blocking(move || files::write_file(&dir, &inner, &content)).await?;
                 Ok(json!({ "path": shown, "size": size }))
             }
             _ => {
                 let shown = inner.to_string();
-                blocking(move || files::delete(&dir, &inner)).await?;
+                run_blocking(move || files::remove_path(&dir, &inner)).await?;
                 Ok(json!({ "path": shown, "deleted": true }))
             }
         }
@@ -100,7 +101,11 @@ pub async fn file(
         token_id: grant.token_id().cloned(),
         session_id: None,
         action: action.into(),
-        target: Some(format!("{}/{}", cut(&id), cut(&path))),
+        target: Some(format!(
+            "{}/{}",
+            truncate_for_audit(&id),
+            truncate_for_audit(&path)
+        )),
         outcome: outcome
             .as_ref()
             .err()
@@ -109,26 +114,26 @@ pub async fn file(
         project_id: project,
         detail: None,
     };
-    doors.app.audit_soon(entry).await;
+    doors.app.queue_audit(entry).await;
     match outcome {
         Ok(shape) => reply::json(StatusCode::OK, &shape),
-        Err(error) => refuse(&error),
+        Err(error) => error_response(&error),
     }
 }
 
-fn cut(text: &str) -> String {
+fn truncate_for_audit(text: &str) -> String {
     text.chars().take(200).collect()
 }
 
-fn refuse(error: &Error) -> Response {
+fn error_response(error: &Error) -> Response {
     if error.log.is_some() {
-        tracing::warn!(error = %error.for_log(), "workspace file");
+        tracing::warn!(error = %error.for_log(), "workspace file request failed");
     }
     reply::error(error)
 }
 
-/// A workspace within reach, and where it is.
-async fn workspace(doors: &Doors, grant: &Grant, id: &str) -> Result<(WorkspaceRow, PathBuf)> {
+/// A workspace the grant may see, and its directory.
+async fn find_workspace(doors: &HttpDoors, grant: &Grant, id: &str) -> Result<(WorkspaceRow, PathBuf)> {
     let missing = || {
         Error::not_found(format!(
             "there is no workspace {}",
@@ -144,21 +149,21 @@ async fn workspace(doors: &Doors, grant: &Grant, id: &str) -> Result<(WorkspaceR
     Ok((row, dir))
 }
 
-async fn get(doors: &Doors, grant: &Grant, id: &str, path: &str) -> Result<Response> {
-    let (_, dir) = workspace(doors, grant, id).await?;
-    let inner = Inner::parse(path)?;
+async fn get(doors: &HttpDoors, grant: &Grant, id: &str, path: &str) -> Result<Response> {
+    let (_, dir) = find_workspace(doors, grant, id).await?;
+    let inner = WorkspacePath::parse(path)?;
     let shown = inner.to_string();
-    match blocking(move || files::find(&dir, &inner)).await? {
-        Found::Folder(entries) => Ok(reply::json(
+    match run_blocking(move || files::open_path(&dir, &inner)).await? {
+        FileOrFolder::Folder(entries) => Ok(reply::json(
             StatusCode::OK,
             &json!({ "path": shown, "entries": entries }),
         )),
-        Found::File(file, size) => {
+        FileOrFolder::File(file, size) => {
             use tokio::io::AsyncReadExt as _;
-            // Bounded by the size it had: a file that grows meanwhile must not outgrow its header.
+            // Bounded by the size it had when opened: a file that grows meanwhile must not exceed its Content-Length.
             let reader = tokio::fs::File::from_std(file).take(size);
             let stream = ReaderStream::with_capacity(reader, 64 * 1024);
-            let mut response = reply::foreign("application/octet-stream", Body::from_stream(stream));
+            let mut response = reply::untrusted_bytes("application/octet-stream", Body::from_stream(stream));
             response
                 .headers_mut()
                 .insert(header::CONTENT_LENGTH, HeaderValue::from(size));
@@ -167,26 +172,28 @@ async fn get(doors: &Doors, grant: &Grant, id: &str, path: &str) -> Result<Respo
     }
 }
 
-/// `GET /api/workspaces/{id}/archive`.
+/// `GET /api/workspaces/{id}/archive`: the workspace as a tar.gz.
 pub async fn archive(
-    State(doors): State<Doors>,
-    Extension(door): Extension<Door>,
+    State(doors): State<HttpDoors>,
+    Extension(door): Extension<DoorKind>,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    let grant = match access::admit(&doors.app, door, &headers, Takes::Cookie).await {
-        Ok(grant) => grant,
-        Err(refused) => return refused,
-    };
+    let grant =
+        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
+            Ok(grant) => grant,
+            Err(refused) => return refused,
+        };
     let packed = async {
-        let (row, dir) = workspace(&doors, &grant, &id).await?;
+        let (row, dir) = find_workspace(&doors, &grant, &id).await?;
         let chunks = packing::pack(&dir)?;
-        let mut response = reply::foreign("application/gzip", Body::from_stream(ReceiverStream::new(chunks)));
+        let mut response =
+            reply::untrusted_bytes("application/gzip", Body::from_stream(ReceiverStream::new(chunks)));
         let name = format!("attachment; filename=\"{}.tar.gz\"", row.workspace_id);
         if let Ok(name) = HeaderValue::from_str(&name) {
             response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
         }
         Ok(response)
     };
-    packed.await.unwrap_or_else(|error| refuse(&error))
+    packed.await.unwrap_or_else(|error| error_response(&error))
 }

@@ -1,4 +1,4 @@
-//! The router, and what every request passes first.
+//! The router, and the middleware every request passes.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
@@ -16,94 +16,95 @@ use tokio::runtime::Handle;
 use tracing::Instrument as _;
 
 use super::{
-    Door,
-    access::{self, Takes},
-    console, files,
-    host::Hosts,
-    mcp, reply, rest, sse,
+    DoorKind,
+    access::{self, AcceptedCredentials},
+    allowed_hosts::AllowedHosts,
+    console, files, mcp, reply, rest, sse,
 };
 use crate::app::App;
 
-/// What the doors share.
+/// The HTTP doors of a server: the state shared by all request handlers.
 #[derive(Clone)]
-pub struct Doors {
+pub struct HttpDoors {
     /// The server.
     pub app: Arc<App>,
     /// The MCP endpoint.
-    pub mcp: mcp::Endpoint,
-    hosts: Arc<Hosts>,
+    pub mcp: mcp::McpEndpoint,
+    hosts: Arc<AllowedHosts>,
 }
 
-impl Doors {
-    /// Opens every door of a server that listens there.
+impl HttpDoors {
+    /// The HTTP doors of a server that listens on `listen`.
     pub fn new(app: Arc<App>, listen: std::net::SocketAddr) -> Self {
-        let hosts = Arc::new(Hosts::new(&app.config.allowed_hosts, listen));
+        let hosts = Arc::new(AllowedHosts::new(&app.config.allowed_hosts, listen));
         Self {
-            mcp: mcp::Endpoint::new(app.clone()),
+            mcp: mcp::McpEndpoint::new(app.clone()),
             app,
             hosts,
         }
     }
 
-    /// The router. Requests must carry their [`Door`] as an extension.
+    /// The router of all paths. Requests must carry their [`DoorKind`] as an extension.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/mcp", any(mcp::serve))
-            .route("/api/tools/{name}", any(rest::tool))
+            .route("/api/tools/{name}", any(rest::call_tool))
             .route(
                 "/api/openapi.json",
-                get(rest::openapi).fallback(|| async { reply::no_such_method("GET") }),
+                get(rest::openapi).fallback(|| async { reply::method_not_allowed("GET") }),
             )
             .route(
                 "/api/login",
-                post(rest::login).fallback(|| async { reply::no_such_method("POST") }),
+                post(rest::login).fallback(|| async { reply::method_not_allowed("POST") }),
             )
             .route(
                 "/api/logout",
-                post(rest::logout).fallback(|| async { reply::no_such_method("POST") }),
+                post(rest::logout).fallback(|| async { reply::method_not_allowed("POST") }),
             )
             .route(
                 "/api/sessions/{id}/events",
-                get(sse::session).fallback(|| async { reply::no_such_method("GET") }),
+                get(sse::session_events).fallback(|| async { reply::method_not_allowed("GET") }),
             )
             .route(
                 "/api/debugger",
-                get(sse::debugger).fallback(|| async { reply::no_such_method("GET") }),
+                get(sse::debugger_events).fallback(|| async { reply::method_not_allowed("GET") }),
             )
             .route("/api/workspaces/{id}/files", any(files::root))
             .route("/api/workspaces/{id}/files/", any(files::root))
             .route("/api/workspaces/{id}/files/{*path}", any(files::file))
             .route(
                 "/api/workspaces/{id}/archive",
-                get(files::archive).fallback(|| async { reply::no_such_method("GET") }),
+                get(files::archive).fallback(|| async { reply::method_not_allowed("GET") }),
             )
             .route("/health", get(health))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
             .fallback(console::serve)
             .with_state(self.clone())
-            .layer(middleware::from_fn_with_state(self.clone(), front))
+            .layer(middleware::from_fn_with_state(self.clone(), common_middleware))
     }
 }
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What every request passes: an id, the Host and Origin check, the log, the last resort for a panic.
-async fn front(State(doors): State<Doors>, mut request: Request, next: Next) -> Response {
+/// Middleware of every request: request id, Host and Origin check, log, and a 500 response when a handler panics.
+async fn common_middleware(State(doors): State<HttpDoors>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(&request);
-    let door = request.extensions().get::<Door>().copied();
+    let door = request.extensions().get::<DoorKind>().copied();
     let path = request.uri().path().to_owned();
     let method = request.method().clone();
     let span = tracing::info_span!("request", id = %id.to_str().unwrap_or_default(), %method, path);
     let probe = matches!(path.as_str(), "/health" | "/ready");
     let refused = match door {
-        Some(Door::Network { .. }) if !probe => doors.hosts.accepts(request.uri(), request.headers()).err(),
+        Some(DoorKind::Network { .. }) if !probe => {
+            doors.hosts.check_request(request.uri(), request.headers()).err()
+        }
         Some(_) => None,
-        None => Some("the connection is of no known kind"),
+        None => Some("the request came by no known door"),
     };
     let name = door_name(door, &path);
-    request.extensions_mut().insert(RequestId(id.clone()));
+    request.extensions_mut().insert(HttpRequestId(id.clone()));
     let answer = async {
         match refused {
             Some(why) => reply::error(&Error::permission_denied(why)),
@@ -111,9 +112,9 @@ async fn front(State(doors): State<Doors>, mut request: Request, next: Next) -> 
                 .catch_unwind()
                 .await
                 .unwrap_or_else(|panic| {
-                    let said = panic.downcast_ref::<&str>().copied();
-                    let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-                    reply_to_internal(said.unwrap_or("a handler panicked"))
+                    let text = panic.downcast_ref::<&str>().copied();
+                    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+                    panic_response(text.unwrap_or("a handler panicked"))
                 }),
         }
     };
@@ -127,22 +128,22 @@ async fn front(State(doors): State<Doors>, mut request: Request, next: Next) -> 
     );
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
-    doors.app.metrics.request(name, status.as_u16());
+    doors.app.metrics.count_request(name, status.as_u16());
     let _inside = span.enter();
     let took_ms = started.elapsed().as_secs_f64() * 1000.0;
     match status.as_u16() {
-        _ if probe => tracing::trace!(status = status.as_u16(), took_ms, "answered"),
-        500.. => tracing::warn!(status = status.as_u16(), took_ms, "answered"),
-        _ => tracing::debug!(status = status.as_u16(), took_ms, "answered"),
+        _ if probe => tracing::trace!(status = status.as_u16(), took_ms, "request answered"),
+        500.. => tracing::warn!(status = status.as_u16(), took_ms, "request answered"),
+        _ => tracing::debug!(status = status.as_u16(), took_ms, "request answered"),
     }
     response
 }
 
-/// A request's id, for whoever logs about it.
+/// A request's id, as an extension of the request, for log lines.
 #[derive(Debug, Clone)]
-pub struct RequestId(pub HeaderValue);
+pub struct HttpRequestId(pub HeaderValue);
 
-/// The id a client gave, if it is a plain one, else a new one.
+/// The client's `X-Request-Id` if it has at most 64 letters, digits, `-`, `_` and `.`, else a new id.
 fn request_id(request: &Request) -> HeaderValue {
     let plain = |v: &&HeaderValue| {
         let bytes = v.as_bytes();
@@ -160,15 +161,15 @@ fn request_id(request: &Request) -> HeaderValue {
     }
 }
 
-fn reply_to_internal(cause: &str) -> Response {
+fn panic_response(cause: &str) -> Response {
     let error = Error::internal(cause);
-    tracing::error!(error = %error.for_log(), "panic");
+    tracing::error!(error = %error.for_log(), "request handler panicked");
     reply::error(&error)
 }
 
-fn door_name(door: Option<Door>, path: &str) -> &'static str {
+fn door_name(door: Option<DoorKind>, path: &str) -> &'static str {
     match (door, path) {
-        (Some(Door::Control), _) => "control",
+        (Some(DoorKind::Control), _) => "control",
         (_, "/mcp") => "mcp",
         (_, "/health" | "/ready" | "/metrics") => "probe",
         (_, path) if path.starts_with("/api/") => "api",
@@ -176,7 +177,7 @@ fn door_name(door: Option<Door>, path: &str) -> &'static str {
     }
 }
 
-async fn health(State(doors): State<Doors>) -> Response {
+async fn health(State(doors): State<HttpDoors>) -> Response {
     reply::json(
         StatusCode::OK,
         &serde_json::json!({
@@ -187,7 +188,7 @@ async fn health(State(doors): State<Doors>) -> Response {
     )
 }
 
-async fn ready(State(doors): State<Doors>) -> Response {
+async fn ready(State(doors): State<HttpDoors>) -> Response {
     let app = &doors.app;
     let store = app.store.healthy().await;
     let sandbox = app.sandbox.report().is_some_and(|r| r.ok);
@@ -204,30 +205,38 @@ async fn ready(State(doors): State<Doors>) -> Response {
     )
 }
 
-async fn metrics(State(doors): State<Doors>, request: Request) -> Response {
-    let Some(door) = request.extensions().get::<Door>().copied() else {
-        return reply::no_such_path("/metrics");
+async fn metrics(State(doors): State<HttpDoors>, request: Request) -> Response {
+    let Some(door) = request.extensions().get::<DoorKind>().copied() else {
+        return reply::not_found("/metrics");
     };
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return reply::no_such_method("GET");
+        return reply::method_not_allowed("GET");
     }
-    if let Err(refused) = access::admit(&doors.app, door, request.headers(), Takes::Bearer).await {
+    if let Err(refused) = access::authenticate(
+        &doors.app,
+        door,
+        request.headers(),
+        AcceptedCredentials::BearerOnly,
+    )
+    .await
+    {
         return refused;
     }
     let gauges = doors.gauges().await;
-    let body = doors.app.metrics.text(&gauges);
+    let body = doors.app.metrics.to_prometheus_text(&gauges);
     let headers = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     axum::response::IntoResponse::into_response((headers, body))
 }
 
-impl Doors {
+impl HttpDoors {
     async fn gauges(&self) -> crate::metrics::Gauges {
         crate::metrics::Gauges {
             sessions: self.app.sessions.count_in_memory() as u64,
-            mcp_sessions: self.app.listeners.len() as u64,
-            streams: self.app.listeners.streams() as u64,
+            mcp_sessions: self.app.mcp_sessions.len() as u64,
+            streams: self.app.mcp_sessions.stream_count() as u64,
             callers: self.app.sessions.caller_load(),
-            tasks: (Handle::current().metrics().num_alive_tasks() + self.app.threads.tasks()) as u64,
+            tasks: (Handle::current().metrics().num_alive_tasks() + self.app.call_threads.alive_tasks())
+                as u64,
             uptime: self.app.started.elapsed().as_secs_f64(),
         }
     }

@@ -1,20 +1,22 @@
-//! The ways in. Each turns what comes into a [`Grant`](crate::auth::Grant) and an action, and the answer
-//! back into its own words; none decides anything.
+//! The server's entries. Each door turns a request into a [`Grant`](crate::auth::Grant) and an action, and the
+//! action's outcome into a response of its own protocol; none makes policy decisions.
 //!
-//! - [`net`]: connections: TCP, TLS and the control socket, until the server stops.
-//! - [`http`]: the router, and what every request passes first: its id, Host and Origin, the log.
-//! - [`access`]: who asks: bearer, cookie or the control socket, and how often.
-//! - [`mcp`]: `/mcp`. [`rest`]: `/api`. [`sse`]: event streams. [`files`]: workspaces' files.
-//! - [`console`]: `/`. [`control`]: the socket that commands use. [`relay`]: the sockets in sandboxes. [`stdio`]: streams
-//!   lent from there.
-//! - [`body`], [`host`], [`reply`]: the small parts they share.
+//! - [`net`]: accepts connections (TCP, TLS, control socket) until the server stops.
+//! - [`http`]: the router, and the middleware of every request: request id, Host and Origin check, log.
+//! - [`access`]: authenticates a request (bearer token, cookie or control socket) and limits its rate.
+//! - [`mcp`]: `/mcp`. [`rest`]: `/api`, described by [`openapi`]. [`sse`]: event streams. [`files`]: workspaces' files.
+//! - [`console`]: `/`. [`control`]: the socket of the command line. [`relay`]: the sockets in sandboxes. [`handoff`]: stdin
+//!   and stdout handed off by agents' clients. [`connections`]: which connections of these two doors are open.
+//! - [`body`]: reads request bodies. [`allowed_hosts`]: the Host and Origin check. [`reply`]: responses they share.
 
 pub mod access;
+pub mod allowed_hosts;
 pub mod body;
+mod connections;
 pub mod console;
 pub mod control;
 pub mod files;
-pub mod host;
+pub mod handoff;
 pub mod http;
 pub mod mcp;
 pub mod net;
@@ -23,20 +25,19 @@ pub mod relay;
 pub mod reply;
 pub mod rest;
 pub mod sse;
-pub mod stdio;
 
 use std::net::IpAddr;
 
-/// Where a connection came in.
+/// The kind of door a connection came in by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum DoorKind {
     /// The network.
     Network {
-        /// The other end.
-        from: IpAddr,
+        /// The client's address.
+        peer: IpAddr,
         /// Whether it is encrypted.
         tls: bool,
     },
-    /// The control socket; the kernel says that the other end is the home's owner.
+    /// The control socket; the kernel has confirmed that the peer is the home's owner.
     Control,
 }

@@ -1,4 +1,4 @@
-//! Connections, until the server stops.
+//! Accepts connections and serves HTTP/1.1 on them until the server stops.
 
 use std::{net::SocketAddr, path::Path, pin::pin, sync::Arc, time::Duration};
 
@@ -14,19 +14,18 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use super::{Door, control};
-use crate::config::Tls;
+use super::{DoorKind, control};
+use crate::config::TlsFiles;
 
-/// How long a client may take to send the head of a request; also how long a connection is kept for the
-/// next one.
-const HEAD: Duration = Duration::from_secs(75);
+/// How long a client may take to send the head of a request; also how long an idle connection is kept open.
+const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long a TLS handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long what was sent may stay unacknowledged before the other end counts as gone. With keep-alives
-/// every ten seconds a client that vanished is noticed within thirty.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(18);
+const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long sent data may stay unacknowledged before the kernel closes the connection (`TCP_USER_TIMEOUT`). With
+/// keep-alives every ten seconds a client that vanished is noticed within thirty.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(18);
 
-/// Binds an address; an error says what to do about it.
+/// Listens on an address; the error text says what to do about the failure.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|e| {
         let remedy = match e.kind() {
@@ -45,8 +44,8 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Reads certificate and key.
-pub fn tls(files: &Tls) -> Result<TlsAcceptor> {
+/// Reads certificate and key from their files.
+pub fn load_tls(files: &TlsFiles) -> Result<TlsAcceptor> {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
     let bad = |path: &Path, why: String| Error::invalid(format!("{}: {why}", path.display()));
     let certificates = CertificateDer::pem_file_iter(&files.cert)
@@ -68,7 +67,8 @@ pub fn tls(files: &Tls) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Serves TCP connections until `stopping`; those that are open are tracked and finish by themselves.
+/// Accepts TCP connections until `stopping` is cancelled. Open connections are tracked in `open` and finish by
+/// themselves.
 pub async fn serve_tcp(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
@@ -81,21 +81,21 @@ pub async fn serve_tcp(
             () = stopping.cancelled() => return,
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
-                Err(error) => { pause(&error).await; continue }
+                Err(error) => { pause_after_accept_error(&error).await; continue }
             },
         };
-        prepare(&stream);
+        set_socket_options(&stream);
         let (router, stopping, tls) = (router.clone(), stopping.clone(), tls.clone());
         open.spawn(async move {
-            let door = Door::Network {
-                from: from.ip(),
+            let door = DoorKind::Network {
+                peer: from.ip(),
                 tls: tls.is_some(),
             };
             match tls {
-                None => serve(stream, door, router, stopping).await,
-                Some(tls) => match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => serve(stream, door, router, stopping).await,
-                    Ok(Err(error)) => tracing::debug!(%error, "TLS handshake"),
+                None => serve_connection(stream, door, router, stopping).await,
+                Some(tls) => match tokio::time::timeout(TLS_HANDSHAKE_TIMEOUT, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => serve_connection(stream, door, router, stopping).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
                     Err(_) => tracing::debug!("TLS handshake timed out"),
                 },
             }
@@ -103,7 +103,7 @@ pub async fn serve_tcp(
     }
 }
 
-/// Serves the control socket likewise.
+/// Accepts connections to the control socket until `stopping` is cancelled, from the home's owner only.
 pub async fn serve_control(
     listener: UnixListener,
     router: Router,
@@ -115,37 +115,45 @@ pub async fn serve_control(
             () = stopping.cancelled() => return,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
-                Err(error) => { pause(&error).await; continue }
+                Err(error) => { pause_after_accept_error(&error).await; continue }
             },
         };
         if !control::is_owner(&stream) {
-            tracing::warn!("somebody else's connection to the control socket was refused");
+            tracing::warn!(
+                "connection to the control socket refused: its peer is neither the server's user nor root"
+            );
             continue;
         }
-        open.spawn(serve(stream, Door::Control, router.clone(), stopping.clone()));
+        open.spawn(serve_connection(
+            stream,
+            DoorKind::Control,
+            router.clone(),
+            stopping.clone(),
+        ));
     }
 }
 
-/// Out of descriptors, most likely: accepting again at once would only spin.
-async fn pause(error: &std::io::Error) {
-    tracing::warn!(%error, "a connection could not be accepted");
+/// Waits after `accept` failed, most likely because the process is out of descriptors: trying again at once would
+/// fail again and use a whole processor.
+async fn pause_after_accept_error(error: &std::io::Error) {
+    tracing::warn!(%error, "accepting a connection failed");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-fn prepare(stream: &TcpStream) {
+fn set_socket_options(stream: &TcpStream) {
     use rustix::net::sockopt;
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, Duration::from_secs(10));
     let _ = sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5));
     let _ = sockopt::set_tcp_keepcnt(stream, 3);
-    let _ = sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED.as_millis() as u32);
+    let _ = sockopt::set_tcp_user_timeout(stream, TCP_USER_TIMEOUT.as_millis() as u32);
 }
 
-/// One connection. When the server stops, the request under way is finished and no other is taken.
-async fn serve(
+/// Serves one connection. When the server stops, the request in progress is finished and no further one is accepted.
+async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    door: Door,
+    door: DoorKind,
     router: Router,
     stopping: CancellationToken,
 ) {
@@ -157,7 +165,7 @@ async fn serve(
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(REQUEST_HEAD_TIMEOUT)
         .max_buf_size(256 * 1024);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let served = tokio::select! {
@@ -168,6 +176,6 @@ async fn serve(
         }
     };
     if let Err(error) = served {
-        tracing::trace!(%error, "a connection broke off");
+        tracing::trace!(%error, "connection ended with an error");
     }
 }

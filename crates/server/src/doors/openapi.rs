@@ -1,20 +1,20 @@
-//! The OpenAPI page, made from the same definitions as everything else.
+//! The OpenAPI document, made from the same action definitions as the MCP tools.
 
 use oubliette_protocol::ErrorCode;
 use serde_json::{Value, json};
 
-use crate::actions::{self, Definition};
+use crate::actions::{self, ActionDefinition};
 
-/// The whole document.
+/// The OpenAPI document of `/api`.
 pub fn document() -> Value {
     let mut paths = serde_json::Map::new();
     for definition in actions::all() {
         paths.insert(
             format!("/api/tools/{}", definition.name),
-            json!({ "post": tool(definition) }),
+            json!({ "post": tool_operation(definition) }),
         );
     }
-    for (path, value) in others() {
+    for (path, value) in other_paths() {
         paths.insert(path.into(), value);
     }
     let codes: Vec<_> = ErrorCode::ALL.iter().map(|c| c.as_str()).collect();
@@ -30,7 +30,7 @@ pub fn document() -> Value {
         "components": {
             "securitySchemes": {
                 "bearer": { "type": "http", "scheme": "bearer" },
-                "cookie": { "type": "apiKey", "in": "cookie", "name": super::access::COOKIE },
+                "cookie": { "type": "apiKey", "in": "cookie", "name": super::access::LOGIN_COOKIE },
             },
             "schemas": {
                 "Error": {
@@ -50,7 +50,7 @@ pub fn document() -> Value {
     })
 }
 
-fn tool(definition: &Definition) -> Value {
+fn tool_operation(definition: &ActionDefinition) -> Value {
     json!({
         "operationId": definition.name,
         "summary": definition.description,
@@ -71,7 +71,7 @@ fn responses(what: &str, content: &str) -> Value {
     })
 }
 
-fn others() -> Vec<(&'static str, Value)> {
+fn other_paths() -> Vec<(&'static str, Value)> {
     let parameter = |name: &str, place: &str, kind: &str| json!({ "name": name, "in": place, "required": place == "path", "schema": { "type": kind } });
     let events = |summary: &str, parameters: Vec<Value>| json!({ "get": { "summary": summary, "parameters": parameters, "responses": responses("The events.", "text/event-stream") } });
     let file = |summary: &str, what: &str, content: &str| {

@@ -1,5 +1,5 @@
-//! Relay sockets: what agents' clients ask. The socket is the session's identity; nothing said on it can
-//! make it another.
+//! The relay door: JSON-RPC requests of `oubliette-client` in a sandbox. The socket a connection came by identifies
+//! its session; nothing in a message can change that.
 
 use std::{
     collections::HashMap,
@@ -9,17 +9,17 @@ use std::{
 use async_trait::async_trait;
 use oubliette_protocol::{
     CallerId, Error, Result, SessionId,
-    caller::{Declaration, DeclaredTool, full_name},
+    caller::{CallerDeclaration, DeclaredTool, full_name},
     relay::{
-        AgentCallParams, CallerToolParams, CallerToolsConfig, OwnCallParams, OwnToolsParams, RpcError, method,
+        AgentCallToolParams, CallerToolParams, CallerToolsConfig, OublietteCallToolParams,
+        OublietteToolsParams, RpcError, method,
     },
     strict,
     tool::arguments_object,
 };
-use oubliette_relay::{Handler, Limits, Peer, RequestContext};
-use oubliette_session::CallerBook;
-use oubliette_tools::{CallContext, Callers as _, Origin, Plane, Wanted};
-use parking_lot::Mutex;
+use oubliette_relay::{PeerHandler, PeerLimits, RequestContext, RpcPeer};
+use oubliette_session::CallerRelay;
+use oubliette_tools::{CallContext, CallOrigin, CallerTools as _, ToolPlane, Wanted};
 use serde::de::DeserializeOwned;
 use serde_json::{
     Value, json,
@@ -27,87 +27,73 @@ use serde_json::{
 };
 use tokio::net::UnixStream;
 
+use super::connections::{ConnectionTable, TooManyConnections};
 use crate::app::App;
 
-/// Every connection to every relay socket.
-pub struct Relay {
+/// The open connections to all relay sockets.
+pub struct RelayConnections {
     app: Weak<App>,
-    open: Arc<Mutex<HashMap<SessionId, Vec<Peer>>>>,
+    open: ConnectionTable<RpcPeer>,
 }
 
-/// Connections of one session at once; a sandbox that opens more has them closed.
-pub(super) const MOST_CONNECTIONS: usize = 64;
-
-impl Relay {
-    /// Of a server that is being made.
+impl RelayConnections {
+    /// For a server that is still being constructed.
     pub fn new(app: Weak<App>) -> Self {
         Self {
             app,
-            open: Arc::default(),
+            open: ConnectionTable::default(),
         }
     }
 
-    /// Takes a connection over.
+    /// Serves a new connection to a session's relay socket.
     pub fn accept(&self, session: SessionId, stream: UnixStream) {
-        let mut open = self.open.lock();
-        let peers = open.entry(session.clone()).or_default();
-        peers.retain(|peer| !peer.is_closed());
-        if peers.len() >= MOST_CONNECTIONS {
-            tracing::warn!(%session, "too many connections to a relay socket; one was refused");
-            return;
-        }
-        let handler = Arc::new(Connection {
+        let handler = Arc::new(RelayConnection {
             app: self.app.clone(),
             session: session.clone(),
         });
-        let peer = match Peer::spawn_unix(stream, handler, Limits::default()) {
-            Ok((peer, _)) => peer,
-            Err(error) => {
-                tracing::warn!(%session, %error, "a connection to a relay socket was refused");
+        let spawn = || RpcPeer::spawn_unix(stream, handler, PeerLimits::default()).map(|(peer, _)| peer);
+        let peer = match self.open.add(&session, spawn) {
+            Ok(Ok(peer)) => peer,
+            Ok(Err(error)) => {
+                tracing::warn!(%session, %error, "relay connection refused: the peer could not be started");
+                return;
+            }
+            Err(TooManyConnections) => {
+                tracing::warn!(%session, "relay connection refused: the session has too many");
                 return;
             }
         };
-        peers.push(peer.clone());
-        drop(open);
         let open = self.open.clone();
         tokio::spawn(async move {
-            peer.closed().await;
-            let mut open = open.lock();
-            if let Some(peers) = open.get_mut(&session) {
-                peers.retain(|peer| !peer.is_closed());
-                if peers.is_empty() {
-                    open.remove(&session);
-                }
-            }
+            peer.wait_closed().await;
+            open.remove_closed(&session);
         });
     }
 
-    /// Hangs up on every connection of a session.
+    /// Closes every connection of a session.
     pub fn close(&self, session: &SessionId) {
-        for peer in self.open.lock().remove(session).unwrap_or_default() {
-            peer.close();
-        }
+        self.open.close_all(session);
     }
 }
 
-/// One connection.
-struct Connection {
+/// Handles the requests of one connection.
+struct RelayConnection {
     app: Weak<App>,
     session: SessionId,
 }
 
-impl Connection {
+impl RelayConnection {
     fn app(&self) -> Result<Arc<App>> {
         self.app
             .upgrade()
             .ok_or_else(|| Error::unavailable("the server is stopping"))
     }
 
-    async fn plane(&self) -> Result<Arc<Plane>> {
+    async fn plane(&self) -> Result<Arc<ToolPlane>> {
         self.app()?.sessions.plane(&self.session).await
     }
 
-    async fn answer(
+    async fn dispatch(
         &self,
         method: &str,
         text: Option<Box<RawValue>>,
@@ -115,9 +101,9 @@ impl Connection {
     ) -> Result<Box<RawValue>> {
         let params = text.as_deref();
         let (app, plane) = (self.app()?, self.plane().await?);
-        let mut origin = Origin::Inside { api_key: None };
+        let mut origin = CallOrigin::Inside { api_key: None };
         let (wanted, arguments) = match method {
-            method::OUBLIETTE_TOOLS => return Box::pin(own_tools(&plane, params)).await,
+            method::OUBLIETTE_TOOLS => return Box::pin(list_own_tools(&plane, params)).await,
             method::AGENT_TOOLS => {
                 return to_raw(&json!({ "tools": plane.agent_tools(), "base": plane.base_tools() }));
             }
@@ -126,41 +112,41 @@ impl Connection {
                     tool,
                     arguments,
                     caller_id,
-                } = read(params)?;
+                } = parse_params(params)?;
                 (Wanted::Caller { tool, caller_id }, arguments)
             }
             method::OUBLIETTE_CALL_TOOL => {
-                let OwnCallParams {
+                let OublietteCallToolParams {
                     tool,
                     arguments,
                     api_key,
-                } = read(params)?;
-                if !plane.hides(&api_key) {
-                    Box::pin(hide(&app, &plane, &api_key)).await;
+                } = parse_params(params)?;
+                if !plane.is_hidden(&api_key) {
+                    Box::pin(hide_valid_key(&app, &plane, &api_key)).await;
                 }
-                origin = Origin::Inside {
+                origin = CallOrigin::Inside {
                     api_key: Some(api_key),
                 };
                 (Wanted::Own(tool), arguments)
             }
             method::AGENT_CALL_TOOL => {
-                let AgentCallParams { tool, arguments } = read(params)?;
+                let AgentCallToolParams { tool, arguments } = parse_params(params)?;
                 (Wanted::Catalog(tool), arguments)
             }
-            base => (Wanted::Base(base.to_owned()), read(params)?),
+            base => (Wanted::Base(base.to_owned()), parse_params(params)?),
         };
         let ctx = CallContext {
             cancel: context.cancel.clone(),
             turn: app.sessions.current_turn(&self.session),
-            progress: Some(Arc::new(move |p: oubliette_tools::Progress| {
-                context.progress(&oubliette_relay::Progress {
+            progress: Some(Arc::new(move |p: oubliette_tools::CallProgress| {
+                context.report_progress(&oubliette_relay::ProgressReport {
                     progress: p.progress,
                     total: p.total,
                     message: p.message,
                 });
             })),
         };
-        // A call may wait long.
+        // A call may wait for minutes; it must not keep the server or the request's text alive.
         drop((app, text));
         plane
             .call_raw(wanted, arguments_object(arguments)?, origin, ctx)
@@ -168,22 +154,23 @@ impl Connection {
     }
 }
 
-/// Good keys are hidden before a call is recorded; a bad one is none, and is refused later.
-pub(super) async fn hide(app: &App, plane: &Plane, api_key: &str) {
-    if app.auth.token(api_key).await.is_ok() {
-        plane.hide(api_key);
+/// Has the plane mask a valid key in records of calls, before the call that carries it is recorded. An invalid key is
+/// no secret; the call is refused later.
+pub(super) async fn hide_valid_key(app: &App, plane: &ToolPlane, api_key: &str) {
+    if app.auth.authenticate_token(api_key).await.is_ok() {
+        plane.hide_secret(api_key);
     }
 }
 
-async fn own_tools(plane: &Plane, params: Option<&RawValue>) -> Result<Box<RawValue>> {
-    let OwnToolsParams { api_key } = read(params)?;
+async fn list_own_tools(plane: &ToolPlane, params: Option<&RawValue>) -> Result<Box<RawValue>> {
+    let OublietteToolsParams { api_key } = parse_params(params)?;
     let rows = plane.list_own(&api_key).await?;
-    // It is good, so it is worth hiding.
-    plane.hide(&api_key);
+    // The listing succeeded, so the key is valid and has to be masked in records.
+    plane.hide_secret(&api_key);
     let tools: Vec<_> = rows
         .into_iter()
         .filter(|row| row.allowed)
-        .map(unprefixed)
+        .map(tool_without_prefix)
         .collect();
     to_raw(&json!({ "tools": tools }))
 }
@@ -192,6 +179,7 @@ fn to_raw(value: &Value) -> Result<Box<RawValue>> {
     to_raw_value(value).map_err(Error::internal)
 }
 
+/// The methods served here, besides the base tools, which are methods too.
 const METHODS: [&str; 5] = [
     method::CALLER_TOOL,
     method::OUBLIETTE_TOOLS,
@@ -200,7 +188,8 @@ const METHODS: [&str; 5] = [
     method::AGENT_CALL_TOOL,
 ];
 
-fn unprefixed(row: oubliette_protocol::tool::ToolRow) -> Value {
+/// One of Oubliette's own tools as the client lists it: without the `oubliette_` prefix.
+fn tool_without_prefix(row: oubliette_protocol::tool::ListedTool) -> Value {
     let name = row
         .name
         .strip_prefix("oubliette_")
@@ -209,28 +198,28 @@ fn unprefixed(row: oubliette_protocol::tool::ToolRow) -> Value {
     json!({ "name": name, "description": row.description, "inputSchema": row.input_schema })
 }
 
-fn read<T: DeserializeOwned>(params: Option<&RawValue>) -> Result<T> {
+fn parse_params<T: DeserializeOwned>(params: Option<&RawValue>) -> Result<T> {
     let params = match params.map(RawValue::get) {
         None | Some("null") => "{}",
         Some(params) => params,
     };
-    // Where it was wrong is found out when it was: looking out for it all the time costs more than reading.
+    // Parsed again only after a failure: tracking the path to the offending field costs more than parsing itself.
     serde_json::from_str(params)
         .or_else(|_| strict::from_str(params).map_err(|refusal| Error::invalid(format!("params: {refusal}"))))
 }
 
 #[async_trait]
-impl Handler for Connection {
-    /// Every caller's tools come before anything else, so that a client knows them before it is asked.
-    async fn connected(&self, peer: &Peer) {
+impl PeerHandler for RelayConnection {
+    /// Sends every caller's tools before anything else, so that a client knows them before its agent lists tools.
+    async fn connected(&self, peer: &RpcPeer) {
         let Ok(app) = self.app() else { return peer.close() };
         let (Ok(book), Ok(plane)) = (app.sessions.callers(&self.session).await, self.plane().await) else {
             return peer.close();
         };
         let (callers, tools) = (book.changes(), plane.changes());
         let mut known = HashMap::new();
-        announce(peer, &book, &plane, &mut known).await;
-        tokio::spawn(follow(peer.clone(), book, plane, callers, tools, known));
+        send_changed_declarations(peer, &book, &plane, &mut known).await;
+        tokio::spawn(forward_changes(peer.clone(), book, plane, callers, tools, known));
     }
 
     async fn request_raw(
@@ -239,33 +228,38 @@ impl Handler for Connection {
         params: Option<Box<RawValue>>,
         context: RequestContext,
     ) -> Result<Box<RawValue>, RpcError> {
-        if !METHODS.contains(&method) && !method::BASE.contains(&method) {
+        if !METHODS.contains(&method) && !method::BASE_TOOLS.contains(&method) {
             return Err(oubliette_relay::error::method_not_found(method));
         }
-        let answer = self.answer(method, params, context).await;
+        let answer = self.dispatch(method, params, context).await;
         answer.map_err(|error| {
             if error.log.is_some() {
-                tracing::error!(session = %self.session, method, error = %error.for_log(), "relay");
+                tracing::error!(session = %self.session, method, error = %error.for_log(), "relay request failed");
             }
             RpcError::from(&error)
         })
     }
 }
 
-/// Declarations as they were last sent.
-type Known = HashMap<CallerId, Vec<DeclaredTool>>;
+/// The tools last sent to a client, by caller.
+type SentDeclarations = HashMap<CallerId, Vec<DeclaredTool>>;
 
-/// Sends what changed: a new or other declaration, or an empty one for a caller that withdrew. What the
-/// agent's rules deny is not shown.
-async fn announce(peer: &Peer, book: &CallerBook, plane: &Plane, known: &mut Known) {
-    let shown = |lender: &Declaration| {
+/// Sends the declarations that changed since they were last sent; an empty one for a caller that withdrew. Tools the
+/// agent's rules deny are left out.
+async fn send_changed_declarations(
+    peer: &RpcPeer,
+    book: &CallerRelay,
+    plane: &ToolPlane,
+    known: &mut SentDeclarations,
+) {
+    let shown = |lender: &CallerDeclaration| {
         let undenied = lender
             .tools
             .iter()
             .filter(|tool| !plane.denies(&full_name(&lender.caller_id, &tool.name)));
         undenied.map(|tool| tool.declared()).collect::<Vec<_>>()
     };
-    let now: Known = book
+    let now: SentDeclarations = book
         .declarations()
         .into_iter()
         .map(|d| (d.caller_id.clone(), shown(&d)))
@@ -287,24 +281,24 @@ async fn announce(peer: &Peer, book: &CallerBook, plane: &Plane, known: &mut Kno
     }
     *known = now;
     for config in configs {
-        let _ = peer.notify_raw(&config.notification()).await;
+        let _ = peer.send_raw(&config.notification()).await;
     }
 }
 
-/// Tells a client of every change, until it goes.
-async fn follow(
-    peer: Peer,
-    book: Arc<CallerBook>,
-    plane: Arc<Plane>,
+/// Sends a client every change of callers' and agent's tools, until it disconnects.
+async fn forward_changes(
+    peer: RpcPeer,
+    book: Arc<CallerRelay>,
+    plane: Arc<ToolPlane>,
     mut callers: tokio::sync::watch::Receiver<u64>,
     mut tools: tokio::sync::watch::Receiver<u64>,
-    mut known: Known,
+    mut known: SentDeclarations,
 ) {
     loop {
         tokio::select! {
-            _ = peer.closed() => return,
+            _ = peer.wait_closed() => return,
             changed = callers.changed() => match changed {
-                Ok(()) => announce(&peer, &book, &plane, &mut known).await,
+                Ok(()) => send_changed_declarations(&peer, &book, &plane, &mut known).await,
                 Err(_) => return,
             },
             changed = tools.changed() => match changed {
@@ -315,9 +309,9 @@ async fn follow(
                         "type": method::AGENT_TOOLS_CHANGED,
                         "params": {},
                     });
-                    let _ = peer.notify_raw(&message).await;
-                    // The agent's rules may be others.
-                    announce(&peer, &book, &plane, &mut known).await;
+                    let _ = peer.send_raw(&message).await;
+                    // The agent's deny rules may have changed too.
+                    send_changed_declarations(&peer, &book, &plane, &mut known).await;
                 }
                 Err(_) => return,
             },

@@ -1,4 +1,4 @@
-//! `/api`: any action by plain JSON, the OpenAPI page, login and logout.
+//! `/api`: every action in plain JSON, the OpenAPI document, login and logout.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -12,87 +12,89 @@ use axum::{
     response::Response,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use oubliette_protocol::{Error, Object, ProjectId, Result, TokenId};
+use oubliette_protocol::{Error, JsonObject, ProjectId, Result, TokenId};
 use oubliette_store::AuditEntry;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::Instrument as _;
 
 use super::{
-    Door,
-    access::{self, Takes},
+    DoorKind,
+    access::{self, AcceptedCredentials},
     body::{self, BodyError},
-    http::Doors,
+    http::HttpDoors,
     openapi, reply,
 };
 use crate::{
-    actions::{self, Origin, Outside},
+    actions::{self, ActionOrigin, OutsideCall},
     auth::{LoginError, expose},
 };
 
-/// `POST /api/tools/{name}`.
-pub async fn tool(
-    State(doors): State<Doors>,
-    Extension(door): Extension<Door>,
+/// `POST /api/tools/{name}`: performs the action of that name with the body as its arguments.
+pub async fn call_tool(
+    State(doors): State<HttpDoors>,
+    Extension(door): Extension<DoorKind>,
     Path(name): Path<String>,
     method: Method,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
     if method != Method::POST {
-        return reply::no_such_method("POST");
+        return reply::method_not_allowed("POST");
     }
-    let grant = match access::admit(&doors.app, door, &headers, Takes::Cookie).await {
-        Ok(grant) => grant,
-        Err(refused) => return refused,
-    };
+    let grant =
+        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
+            Ok(grant) => grant,
+            Err(refused) => return refused,
+        };
     let answer = async {
-        let definition = actions::find(&name).ok_or_else(|| Refusal::from(actions::unknown(&name)))?;
+        let definition =
+            actions::find(&name).ok_or_else(|| RestError::from(actions::unknown_action(&name)))?;
         if definition.effect.changes() {
-            access::confirmed(&grant, &headers)?;
+            access::require_csrf_header(&grant, &headers)?;
         }
-        let arguments = object(&headers, body).await?;
-        // When the client goes away this future is dropped, and the guard says so. The action itself runs in a
-        // task of its own: what was begun is finished.
+        let arguments = read_object(&headers, body).await?;
+        // When the client disconnects this future is dropped, and the guard cancels `gone`. The action itself runs in
+        // a task of its own, so that an action once begun is finished.
         let gone = tokio_util::sync::CancellationToken::new();
         let _leaving = gone.clone().drop_guard();
-        let origin = Origin::Outside(Outside {
-            gone,
-            ..Outside::default()
+        let origin = ActionOrigin::Outside(OutsideCall {
+            cancellation: gone,
+            ..OutsideCall::default()
         });
         let (app, grant, span) = (doors.app.clone(), grant.clone(), tracing::Span::current());
         let work = async move { actions::perform(&app, &grant, definition.name, arguments, &origin).await };
         let done = tokio::spawn(work.instrument(span)).await;
-        Ok::<_, Refusal>(done.map_err(Error::internal)??)
+        Ok::<_, RestError>(done.map_err(Error::internal)??)
     };
     match answer.await {
         Ok(value) => reply::json(StatusCode::OK, &value),
-        Err(Refusal::Error(error)) => reply::error(&error),
-        Err(Refusal::TooLarge) => reply::too_large(body::MOST),
+        Err(RestError::Error(error)) => reply::error(&error),
+        Err(RestError::TooLarge) => reply::body_too_large(body::MAX_BODY_BYTES),
     }
 }
 
-/// Why a request was not served.
-enum Refusal {
+/// Why a request failed.
+enum RestError {
     Error(Error),
     TooLarge,
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for RestError {
     fn from(error: Error) -> Self {
-        Refusal::Error(error)
+        RestError::Error(error)
     }
 }
 
-/// A body that is one JSON object; none at all is an empty one.
-async fn object(headers: &HeaderMap, body: Body) -> Result<Object, Refusal> {
+/// Reads a body that is one JSON object; an empty body counts as an empty object.
+async fn read_object(headers: &HeaderMap, body: Body) -> Result<JsonObject, RestError> {
     let bytes = match body::read(headers, body).await {
         Ok(bytes) => bytes,
-        Err(BodyError::TooLarge) => return Err(Refusal::TooLarge),
-        Err(BodyError::Broken) => return Err(Error::invalid("the body broke off").into()),
+        Err(BodyError::TooLarge) => return Err(RestError::TooLarge),
+        Err(BodyError::Incomplete) => return Err(Error::invalid("the request body is incomplete").into()),
     };
     if bytes.is_empty() {
-        return Ok(Object::new());
+        return Ok(JsonObject::new());
     }
     match serde_json::from_slice::<Value>(&bytes) {
         Ok(Value::Object(object)) => Ok(object),
@@ -111,37 +113,37 @@ pub async fn openapi() -> Response {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Login {
+struct LoginRequest {
     token: String,
 }
 
-/// `POST /api/login {token}`.
+/// `POST /api/login {token}`: exchanges a token for a login cookie.
 pub async fn login(
-    State(doors): State<Doors>,
-    Extension(door): Extension<Door>,
+    State(doors): State<HttpDoors>,
+    Extension(door): Extension<DoorKind>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
     let (from, tls) = match door {
-        Door::Network { from, tls } => (from, tls),
-        Door::Control => (IpAddr::V4(Ipv4Addr::LOCALHOST), false),
+        DoorKind::Network { peer: from, tls } => (from, tls),
+        DoorKind::Control => (IpAddr::V4(Ipv4Addr::LOCALHOST), false),
     };
-    let given = match object(&headers, body).await {
+    let given = match read_object(&headers, body).await {
         Ok(given) => given,
-        Err(Refusal::TooLarge) => return reply::too_large(body::MOST),
-        Err(Refusal::Error(error)) => return reply::error(&error),
+        Err(RestError::TooLarge) => return reply::body_too_large(body::MAX_BODY_BYTES),
+        Err(RestError::Error(error)) => return reply::error(&error),
     };
-    let login: Login = match actions::definition::arguments(given) {
+    let login: LoginRequest = match actions::definition::parse_arguments(given) {
         Ok(login) => login,
         Err(error) => return reply::error(&error),
     };
     match doors.app.auth.login(login.token.trim(), from).await {
         Ok((grant, cookie)) => {
-            note(&doors, "login", grant.token_id(), grant.project(), "ok").await;
+            audit_login(&doors, "login", grant.token_id(), grant.project(), "ok").await;
             let secure = if tls { "; Secure" } else { "" };
             let cookie = format!(
                 "{}={}; Path=/api; HttpOnly; SameSite=Strict{secure}",
-                access::COOKIE,
+                access::LOGIN_COOKIE,
                 expose(&cookie)
             );
             let shape = json!({ "scope": grant.scope(), "project_id": grant.project(), "token_id": grant.token_id() });
@@ -152,18 +154,18 @@ pub async fn login(
             }
             response
         }
-        // Not written down: whoever tries without end must not fill the log.
-        Err(LoginError::TooMany(wait)) => reply::slow_down("too many failed logins", wait),
+        // Not in the audit log: a client that retries without end must not fill it.
+        Err(LoginError::TooManyFailures(wait)) => reply::too_many_requests("too many failed logins", wait),
         Err(LoginError::Refused(error)) => {
-            note(&doors, "login", None, None, error.code.as_str()).await;
+            audit_login(&doors, "login", None, None, error.code.as_str()).await;
             reply::error(&error)
         }
     }
 }
 
-/// Logins and logouts are in the audit log too, though they are no actions.
-async fn note(
-    doors: &Doors,
+/// Writes a login or logout to the audit log; they are not actions, whose entries are written elsewhere.
+async fn audit_login(
+    doors: &HttpDoors,
     action: &str,
     token: Option<&TokenId>,
     project: Option<&ProjectId>,
@@ -178,24 +180,24 @@ async fn note(
         project_id: project.cloned(),
         detail: None,
     };
-    doors.app.audit_soon(entry).await;
+    doors.app.queue_audit(entry).await;
 }
 
-/// `POST /api/logout`.
-pub async fn logout(State(doors): State<Doors>, headers: HeaderMap) -> Response {
-    if let Some(cookie) = access::cookie(&headers) {
-        let whose = doors.app.auth.cookie(cookie).await;
+/// `POST /api/logout`: invalidates the login cookie and has the browser delete it.
+pub async fn logout(State(doors): State<HttpDoors>, headers: HeaderMap) -> Response {
+    if let Some(cookie) = access::login_cookie(&headers) {
+        let whose = doors.app.auth.authenticate_cookie(cookie).await;
         if let Err(error) = doors.app.auth.logout(cookie).await {
             return reply::error(&error);
         }
         if let Ok(grant) = whose {
-            note(&doors, "logout", grant.token_id(), grant.project(), "ok").await;
+            audit_login(&doors, "logout", grant.token_id(), grant.project(), "ok").await;
         }
     }
     let mut response = reply::json(StatusCode::OK, &json!({ "logged_out": true }));
     let gone = format!(
         "{}=; Path=/api; HttpOnly; SameSite=Strict; Max-Age=0",
-        access::COOKIE
+        access::LOGIN_COOKIE
     );
     if let Ok(value) = HeaderValue::from_str(&gone) {
         response.headers_mut().insert(header::SET_COOKIE, value);

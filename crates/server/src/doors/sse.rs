@@ -1,4 +1,4 @@
-//! Server-sent events: a log replayed, then live, for as long as the client reads.
+//! Server-sent events: a log is replayed and then followed, until the client disconnects.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -17,55 +17,57 @@ use oubliette_store::DebugFilter;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Door,
-    access::{self, Takes},
-    http::Doors,
+    DoorKind,
+    access::{self, AcceptedCredentials},
+    http::HttpDoors,
     reply,
 };
-use crate::{app::App, auth::Grant, presence::Held};
+use crate::{app::App, auth::Grant, presence::PresenceGuard};
 
-/// Comments that keep a silent stream open.
+/// How often a stream without events sends a comment, so that proxies keep it open and a dead client is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// What a session's stream may be asked for.
+/// The query of a session's event stream.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SessionQuery {
+pub struct SessionStreamQuery {
     since_index: Option<i64>,
     caller_id: Option<CallerId>,
 }
 
-/// What the debugger's stream may be asked for.
+/// The query of the debugger's event stream.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DebugQuery {
+pub struct DebuggerStreamQuery {
     session_id: Option<SessionId>,
     agent: Option<Slug>,
-    /// Comma-separated.
+    /// Kinds of events, separated by commas; all if absent.
     kinds: Option<String>,
     since_index: Option<i64>,
 }
 
-/// `Last-Event-ID` of a client that comes back, else what it asks for, else from the first.
-fn since(headers: &HeaderMap, asked: Option<i64>) -> i64 {
+/// The index after which a stream starts: `Last-Event-ID` of a client that reconnects, else `since_index`, else -1,
+/// which is before the first event.
+fn start_index(headers: &HeaderMap, asked: Option<i64>) -> i64 {
     let last = headers
         .get("last-event-id")
         .and_then(|v| v.to_str().ok()?.trim().parse().ok());
     last.or(asked).unwrap_or(-1)
 }
 
-/// `GET /api/sessions/{id}/events`.
-pub async fn session(
-    State(doors): State<Doors>,
-    Extension(door): Extension<Door>,
+/// `GET /api/sessions/{id}/events`: a session's events. With `caller_id` the stream marks that caller as present.
+pub async fn session_events(
+    State(doors): State<HttpDoors>,
+    Extension(door): Extension<DoorKind>,
     Path(id): Path<String>,
-    query: Result<Query<SessionQuery>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<SessionStreamQuery>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> Response {
-    let grant = match access::admit(&doors.app, door, &headers, Takes::Cookie).await {
-        Ok(grant) => grant,
-        Err(refused) => return refused,
-    };
+    let grant =
+        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
+            Ok(grant) => grant,
+            Err(refused) => return refused,
+        };
     let opened = async {
         let Query(query) = query.map_err(|e| Error::invalid(e.body_text()))?;
         let missing = || {
@@ -79,34 +81,41 @@ pub async fn session(
         if !grant.principal().sees(&row.project_id) {
             return Err(missing());
         }
-        let since = since(&headers, query.since_index);
+        let since = start_index(&headers, query.since_index);
         let live = doors.app.store.events().follow(&id, since);
         let Some(caller) = query.caller_id else {
-            return Ok(stream(&doors.app, &grant, live, |e| e.index, None));
+            return Ok(sse_response(&doors.app, &grant, live, |e| e.index, None));
         };
-        let key = Held::sse_key(&grant, &id, caller);
-        // Held before the open requests are looked for, so that none falls in between.
-        let held = Held::stream(&doors.app, key.clone());
-        // A caller that is back: what still waits for it is told again, wherever it says it was.
+        let key = PresenceGuard::sse_key(&grant, &id, caller);
+        // Present before its open requests are read, so that no request is made in between and missed.
+        let presence = PresenceGuard::for_stream(&doors.app, key.clone());
+        // A caller that reconnects gets the requests that still wait for it again, even those before `since`.
         let again = doors.app.sessions.open_requests(&key);
         let again = again.try_filter(move |event| std::future::ready(event.index <= since));
         let events = again.chain(live);
-        Ok(stream(&doors.app, &grant, events, |e| e.index, Some(held)))
+        Ok(sse_response(
+            &doors.app,
+            &grant,
+            events,
+            |e| e.index,
+            Some(presence),
+        ))
     };
     opened.await.unwrap_or_else(|error| reply::error(&error))
 }
 
-/// `GET /api/debugger`.
-pub async fn debugger(
-    State(doors): State<Doors>,
-    Extension(door): Extension<Door>,
-    query: Result<Query<DebugQuery>, axum::extract::rejection::QueryRejection>,
+/// `GET /api/debugger`: the debugger's events, within the grant's project.
+pub async fn debugger_events(
+    State(doors): State<HttpDoors>,
+    Extension(door): Extension<DoorKind>,
+    query: Result<Query<DebuggerStreamQuery>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> Response {
-    let grant = match access::admit(&doors.app, door, &headers, Takes::Cookie).await {
-        Ok(grant) => grant,
-        Err(refused) => return refused,
-    };
+    let grant =
+        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
+            Ok(grant) => grant,
+            Err(refused) => return refused,
+        };
     let opened = async {
         let Query(query) = query.map_err(|e| Error::invalid(e.body_text()))?;
         if let Some(id) = &query.session_id {
@@ -129,45 +138,45 @@ pub async fn debugger(
             .app
             .store
             .debugger()
-            .follow(filter, since(&headers, query.since_index));
-        Ok(stream(&doors.app, &grant, events, |e| e.index, None))
+            .follow(filter, start_index(&headers, query.since_index));
+        Ok(sse_response(&doors.app, &grant, events, |e| e.index, None))
     };
     opened.await.unwrap_or_else(|error| reply::error(&error))
 }
 
-/// The stream, until the client, the token or the server goes.
-fn stream<T: Serialize + Send + Sync + 'static>(
+/// The response that streams `events` until the client disconnects, the token ends or the server stops.
+fn sse_response<T: Serialize + Send + Sync + 'static>(
     app: &Arc<App>,
     grant: &Grant,
     events: impl Stream<Item = Result<Arc<T>>> + Send + 'static,
     index: fn(&T) -> i64,
-    held: Option<Held>,
+    presence: Option<PresenceGuard>,
 ) -> Response {
     let (auth, grant, stopping) = (app.auth.clone(), grant.clone(), app.stopping.clone());
     let over = async move {
         tokio::select! {
-            () = auth.ended(&grant) => {}
+            () = auth.wait_until_ended(&grant) => {}
             () = stopping.cancelled() => {}
         }
     };
     let frames = events
         .take_until(Box::pin(over))
-        // A log that cannot be read ends the stream; the client comes back where it was.
+        // A log that cannot be read ends the stream; the client reconnects with its `Last-Event-ID`.
         .take_while(|item| {
-            let good = item
-                .as_ref()
-                .inspect_err(|e| tracing::error!(error = %e.for_log(), "an event stream ended"));
+            let good = item.as_ref().inspect_err(
+                |e| tracing::error!(error = %e.for_log(), "reading the log failed; the event stream ends"),
+            );
             std::future::ready(good.is_ok())
         })
         .filter_map(|item| std::future::ready(item.ok()))
         .filter_map(move |item| {
-            // Unnamed: a browser's `onmessage` hears every one of them, and the type is in the data.
+            // Without an SSE event name: a browser's `onmessage` gets only unnamed events, and the type is in the data.
             let frame = Frame::default().id(index(&item).to_string()).json_data(&*item);
             std::future::ready(frame.ok())
         })
         .map(move |frame| {
-            // Held as long as the stream lives: its end is the caller's leaving.
-            let _ = &held;
+            // Moved into the stream: it is dropped with it when the caller disconnects.
+            let _ = &presence;
             Ok::<_, Infallible>(frame)
         });
     let sse = Sse::new(frames).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));

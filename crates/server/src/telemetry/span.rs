@@ -1,5 +1,5 @@
-//! One span. Its ids follow from what it tells of, so spans join without anybody remembering them; no
-//! argument, result or message is a part of it.
+//! One span. Its ids are derived from session, turn and event index, so that a call's span finds its turn's trace
+//! without any table of ids. Arguments, results and messages are never part of a span.
 
 use jiff::{SignedDuration, Timestamp};
 use oubliette_protocol::{
@@ -9,42 +9,44 @@ use oubliette_protocol::{
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-/// The longest error text, in characters.
-const LONGEST: usize = 512;
-/// `SPAN_KIND_INTERNAL` and `SPAN_KIND_CLIENT`.
-const INTERNAL: u8 = 1;
-const CLIENT: u8 = 3;
+/// Maximum length of an error text, in characters.
+const MAX_ERROR_CHARS: usize = 512;
+/// The number of OTLP's `SPAN_KIND_INTERNAL`.
+const SPAN_KIND_INTERNAL: u8 = 1;
+/// The number of OTLP's `SPAN_KIND_CLIENT`.
+const SPAN_KIND_CLIENT: u8 = 3;
 
-/// See the module.
-pub(super) struct Span {
+/// A span as OTLP defines it: named, timed, part of a trace.
+pub(super) struct OtlpSpan {
     trace: String,
     id: String,
     parent: Option<String>,
     name: String,
     kind: u8,
-    began: Timestamp,
+    started: Timestamp,
     ended: Timestamp,
     attributes: Vec<Value>,
     error: Option<String>,
 }
 
-/// A trace's id and its root span's.
-fn ids(seed: &str) -> (String, String) {
+/// Derives a trace's id and a span's id from a text.
+fn derive_ids(seed: &str) -> (String, String) {
     let digest = Sha256::digest(seed);
     (hex::encode(&digest[..16]), hex::encode(&digest[16..24]))
 }
 
+/// The ids of a turn's trace and of its root span.
 fn turn_ids(session: &SessionId, turn: u64) -> (String, String) {
-    ids(&format!("{session} turn {turn}"))
+    derive_ids(&format!("{session} turn {turn}"))
 }
 
-impl Span {
-    /// A turn: the root of its trace.
-    pub(super) fn turn(
+impl OtlpSpan {
+    /// The span of a turn: the root of its trace.
+    pub(super) fn for_turn(
         session: &SessionId,
         turn: u64,
         agent: Option<&Slug>,
-        began: Timestamp,
+        started: Timestamp,
         ended: Timestamp,
     ) -> Self {
         let name = format!("invoke_agent {}", agent.map_or("unknown", Slug::as_str));
@@ -54,19 +56,24 @@ impl Span {
             id,
             parent: None,
             name,
-            kind: INTERNAL,
-            began,
+            kind: SPAN_KIND_INTERNAL,
+            started,
             ended,
             attributes: Vec::new(),
             error: None,
         };
-        span.with("gen_ai.operation.name", "invoke_agent")
-            .of_session(session, agent, Some(turn))
+        span.with_attribute("gen_ai.operation.name", "invoke_agent")
+            .with_session(session, agent, Some(turn))
     }
 
-    /// What the debugger recorded, if it is something to tell: within its turn, or a trace of its own.
-    pub(super) fn of(event: &DebugEvent, session: &SessionId, turn: Option<u64>) -> Option<Self> {
-        let (trace, id) = ids(&format!("{session} event {}", event.index));
+    /// The span of a debugger event, within its turn's trace or else in a trace of its own. `None` for kinds that are
+    /// not exported.
+    pub(super) fn from_debug_event(
+        event: &DebugEvent,
+        session: &SessionId,
+        turn: Option<u64>,
+    ) -> Option<Self> {
+        let (trace, id) = derive_ids(&format!("{session} event {}", event.index));
         let (trace, parent) = match turn.map(|turn| turn_ids(session, turn)) {
             Some((trace, root)) => (trace, Some(root)),
             None => (trace, None),
@@ -77,7 +84,7 @@ impl Span {
             parent,
             name,
             kind,
-            began: event
+            started: event
                 .ts
                 .saturating_sub(SignedDuration::try_from_secs_f64(duration_ms / 1e3).unwrap_or_default())
                 .unwrap_or(event.ts),
@@ -96,14 +103,14 @@ impl Span {
                 error,
                 ..
             } => {
-                let span = span(format!("execute_tool {tool}"), INTERNAL, *duration_ms)
-                    .of_tool(tool, Some(canonical))
-                    .with("oubliette.source", json!(source))
-                    .with("oubliette.server", json!(server))
-                    .with("oubliette.ok", *ok);
+                let span = span(format!("execute_tool {tool}"), SPAN_KIND_INTERNAL, *duration_ms)
+                    .with_tool(tool, Some(canonical))
+                    .with_attribute("oubliette.source", json!(source))
+                    .with_attribute("oubliette.server", json!(server))
+                    .with_attribute("oubliette.ok", *ok);
                 match ok {
                     true => span,
-                    false => span.failed(error.as_deref().unwrap_or("the tool reported an error")),
+                    false => span.with_error(error.as_deref().unwrap_or("the tool reported an error")),
                 }
             }
             DebugBody::ToolBlocked {
@@ -111,57 +118,61 @@ impl Span {
                 canonical,
                 reason,
                 ..
-            } => span(format!("execute_tool {tool}"), INTERNAL, 0.0)
-                .of_tool(tool, canonical.as_deref())
-                .with("oubliette.blocked", true)
-                .with("oubliette.ok", false)
-                .failed(reason),
+            } => span(format!("execute_tool {tool}"), SPAN_KIND_INTERNAL, 0.0)
+                .with_tool(tool, canonical.as_deref())
+                .with_attribute("oubliette.blocked", true)
+                .with_attribute("oubliette.ok", false)
+                .with_error(reason),
             DebugBody::HealthChanged {
                 server,
                 from,
                 to,
                 reason,
-            } => span(format!("health_changed {server}"), INTERNAL, 0.0)
-                .with("oubliette.server", server.as_str())
-                .with("oubliette.from", json!(from))
-                .with("oubliette.to", json!(to))
-                .with("oubliette.reason", json!(reason.as_deref().map(cut))),
+            } => span(format!("health_changed {server}"), SPAN_KIND_INTERNAL, 0.0)
+                .with_attribute("oubliette.server", server.as_str())
+                .with_attribute("oubliette.from", json!(from))
+                .with_attribute("oubliette.to", json!(to))
+                .with_attribute("oubliette.reason", json!(reason.as_deref().map(truncate_error))),
             DebugBody::ModelRequest {
                 provider,
                 path,
                 status,
                 duration_ms,
             } => {
-                let span = span(format!("model_request {provider}"), CLIENT, *duration_ms)
-                    .with("gen_ai.provider.name", provider.as_str())
-                    .with("url.path", path.as_str())
-                    .with("http.response.status_code", *status);
+                let span = span(
+                    format!("model_request {provider}"),
+                    SPAN_KIND_CLIENT,
+                    *duration_ms,
+                )
+                .with_attribute("gen_ai.provider.name", provider.as_str())
+                .with_attribute("url.path", path.as_str())
+                .with_attribute("http.response.status_code", *status);
                 match status {
-                    400.. => span.failed(&format!("status {status}")),
+                    400.. => span.with_error(&format!("status {status}")),
                     _ => span,
                 }
             }
             _ => return None,
         };
-        Some(span.of_session(session, event.agent.as_ref(), turn))
+        Some(span.with_session(session, event.agent.as_ref(), turn))
     }
 
-    fn of_session(self, session: &SessionId, agent: Option<&Slug>, turn: Option<u64>) -> Self {
-        self.with("oubliette.session_id", session.as_str())
-            .with("gen_ai.agent.name", json!(agent))
-            .with("oubliette.agent", json!(agent))
-            .with("oubliette.turn", json!(turn))
+    fn with_session(self, session: &SessionId, agent: Option<&Slug>, turn: Option<u64>) -> Self {
+        self.with_attribute("oubliette.session_id", session.as_str())
+            .with_attribute("gen_ai.agent.name", json!(agent))
+            .with_attribute("oubliette.agent", json!(agent))
+            .with_attribute("oubliette.turn", json!(turn))
     }
 
-    fn of_tool(self, tool: &str, canonical: Option<&str>) -> Self {
-        self.with("gen_ai.operation.name", "execute_tool")
-            .with("gen_ai.tool.name", tool)
-            .with("oubliette.tool", tool)
-            .with("oubliette.canonical", json!(canonical))
+    fn with_tool(self, tool: &str, canonical: Option<&str>) -> Self {
+        self.with_attribute("gen_ai.operation.name", "execute_tool")
+            .with_attribute("gen_ai.tool.name", tool)
+            .with_attribute("oubliette.tool", tool)
+            .with_attribute("oubliette.canonical", json!(canonical))
     }
 
-    /// With an attribute, unless it is null.
-    pub(super) fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+    /// Adds an attribute, unless its value is null.
+    pub(super) fn with_attribute(mut self, key: &str, value: impl Into<Value>) -> Self {
         let value = match value.into() {
             Value::Null => return self,
             Value::Bool(value) => json!({ "boolValue": value }),
@@ -173,21 +184,21 @@ impl Span {
         self
     }
 
-    /// That it went wrong.
-    pub(super) fn failed(mut self, why: &str) -> Self {
-        self.error = Some(cut(why));
-        self.with("oubliette.error", cut(why))
+    /// Marks the span as failed, with the (shortened) error text.
+    pub(super) fn with_error(mut self, why: &str) -> Self {
+        self.error = Some(truncate_error(why));
+        self.with_attribute("oubliette.error", truncate_error(why))
     }
 
-    /// In the JSON form of OTLP: ids in hex, enums as numbers, 64-bit integers as text.
-    pub(super) fn json(self) -> Value {
+    /// The span in OTLP's JSON form: ids in hex, enums as numbers, 64-bit integers as text.
+    pub(super) fn into_json(self) -> Value {
         let mut span = json!({
             "traceId": self.trace,
             "spanId": self.id,
             "name": self.name,
             "kind": self.kind,
-            "startTimeUnixNano": self.began.as_nanosecond().to_string(),
-            "endTimeUnixNano": self.ended.max(self.began).as_nanosecond().to_string(),
+            "startTimeUnixNano": self.started.as_nanosecond().to_string(),
+            "endTimeUnixNano": self.ended.max(self.started).as_nanosecond().to_string(),
             "attributes": self.attributes,
             "status": self.error.map_or(json!({}), |why| json!({ "code": 2, "message": why })),
         });
@@ -198,6 +209,6 @@ impl Span {
     }
 }
 
-fn cut(text: &str) -> String {
-    text.chars().take(LONGEST).collect()
+fn truncate_error(text: &str) -> String {
+    text.chars().take(MAX_ERROR_CHARS).collect()
 }

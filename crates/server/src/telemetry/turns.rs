@@ -1,75 +1,83 @@
-//! Where a session's turns begin and end, by what its log says.
+//! Derives from a session's event log where its turns begin and end.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use oubliette_protocol::{
     Slug,
-    event::{Event, EventBody, Role, Status},
+    event::{EventBody, MessageRole, SessionEvent, SessionStatus},
 };
 
-use super::span::Span;
+use super::span::OtlpSpan;
 
-/// The turns of one session.
-pub(super) struct Turns {
-    /// Who works in the next one.
+/// Tracks the turns of one session.
+pub(super) struct TurnTracker {
+    /// The agent that works in the next turn.
     pub(super) agent: Option<Slug>,
-    /// The last event that was looked at.
-    pub(super) seen: i64,
-    open: Option<Open>,
+    /// Index of the last event handled.
+    pub(super) last_seen: i64,
+    open: Option<OpenTurn>,
 }
 
-/// A turn under way.
-struct Open {
+/// A turn that has begun and not ended.
+struct OpenTurn {
     agent: Option<Slug>,
-    began: Timestamp,
+    started: Timestamp,
     turn: Option<u64>,
     running: bool,
     error: Option<(Timestamp, String)>,
 }
 
-impl Turns {
-    pub(super) fn new(agent: Option<Slug>, seen: i64) -> Self {
+impl TurnTracker {
+    pub(super) fn new(agent: Option<Slug>, last_seen: i64) -> Self {
         Self {
             agent,
-            seen,
+            last_seen,
             open: None,
         }
     }
 
-    pub(super) fn under_way(&self) -> bool {
+    pub(super) fn in_turn(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Whether the session's row tells, from this event on, which turn it is.
-    pub(super) fn needs_number(&self, event: &Event) -> bool {
-        let asked = matches!(&event.body, EventBody::Message { role: Role::User, .. });
+    /// Whether the open turn's number is unknown and can, from this event on, be read from the session's row.
+    pub(super) fn needs_turn_number(&self, event: &SessionEvent) -> bool {
+        let asked = matches!(
+            &event.body,
+            EventBody::Message {
+                role: MessageRole::User,
+                ..
+            }
+        );
         asked && self.open.as_ref().is_some_and(|open| open.turn.is_none())
     }
 
-    pub(super) fn number(&mut self, turn: u64) {
+    pub(super) fn set_turn_number(&mut self, turn: u64) {
         if let Some(open) = &mut self.open {
             open.turn = Some(turn);
         }
     }
 
-    /// Takes note of an event; gives the span of a turn that is over by it.
-    pub(super) fn take(&mut self, event: &Event) -> Option<Span> {
-        self.seen = event.index;
+    /// Handles an event; returns the span of the turn it ends, if it ends one.
+    pub(super) fn observe(&mut self, event: &SessionEvent) -> Option<OtlpSpan> {
+        self.last_seen = event.index;
         match &event.body {
             EventBody::Status { status, reason } => match status {
-                Status::Running if self.open.as_ref().is_some_and(|open| !open.running) => {
+                SessionStatus::Running if self.open.as_ref().is_some_and(|open| !open.running) => {
                     self.open.as_mut()?.running = true;
                     None
                 }
-                Status::Starting | Status::Running => {
-                    let before = self.fail(event, None);
-                    self.open = Some(self.begin(event.ts, *status == Status::Running));
+                SessionStatus::Starting | SessionStatus::Running => {
+                    let before = self.close_uncompleted(event, None);
+                    self.open = Some(self.open_turn(event.ts, *status == SessionStatus::Running));
                     before
                 }
-                Status::Idle | Status::Failed | Status::Ended => self.fail(event, reason.as_deref()),
-                // Asked for in the middle of a turn, which may still end well.
-                Status::Switching => None,
+                SessionStatus::Idle | SessionStatus::Failed | SessionStatus::Ended => {
+                    self.close_uncompleted(event, reason.as_deref())
+                }
+                // A switch of agents may be requested in the middle of a turn, which may still be completed.
+                SessionStatus::Switching => None,
             },
             EventBody::Error { message, .. } => {
                 self.open.as_mut()?.error = Some((event.ts, message.clone()));
@@ -78,70 +86,71 @@ impl Turns {
             EventBody::TurnCompleted {
                 turn, stop_reason, ..
             } => {
-                let open = self.open.take().unwrap_or_else(|| self.begin(event.ts, true));
-                let span = Span::turn(
+                let open = self.open.take().unwrap_or_else(|| self.open_turn(event.ts, true));
+                let span = OtlpSpan::for_turn(
                     &event.session_id,
                     *turn,
                     open.agent.as_ref(),
-                    open.began,
+                    open.started,
                     event.ts,
                 );
-                Some(span.with("oubliette.stop_reason", stop_reason.as_str()))
+                Some(span.with_attribute("oubliette.stop_reason", stop_reason.as_str()))
             }
             _ => None,
         }
     }
 
-    fn begin(&self, began: Timestamp, running: bool) -> Open {
-        Open {
+    fn open_turn(&self, started: Timestamp, running: bool) -> OpenTurn {
+        OpenTurn {
             agent: self.agent.clone(),
-            began,
+            started,
             turn: None,
             running,
             error: None,
         }
     }
 
-    /// The turn under way ended without saying so. Nobody's message: it was none.
-    fn fail(&mut self, event: &Event, reason: Option<&str>) -> Option<Span> {
+    /// Ends the open turn, if any, without a `turn_completed` event. A turn whose number was never set had no message,
+    /// so it gets no span.
+    fn close_uncompleted(&mut self, event: &SessionEvent, reason: Option<&str>) -> Option<OtlpSpan> {
         let open = self.open.take()?;
         let reason = reason.unwrap_or("the turn was not completed");
         let (ended, error) = open.error.unwrap_or_else(|| (event.ts, reason.to_owned()));
-        let span = Span::turn(
+        let span = OtlpSpan::for_turn(
             &event.session_id,
             open.turn?,
             open.agent.as_ref(),
-            open.began,
+            open.started,
             ended,
         );
-        Some(span.failed(&error))
+        Some(span.with_error(&error))
     }
 }
 
-/// The index past which lies what a context built at `built` is for: the turn under way then, or what came
-/// later. `None` when all of `tail` is later.
-pub(super) fn begin(tail: &[Arc<Event>], built: Timestamp) -> Option<i64> {
-    let (mut begin, mut past) = (None, None);
+/// The index after which the turn begins that a context built at `built` is for: the turn open at that time, else
+/// whatever follows. `None` when every event of `tail` is later than `built`.
+pub(super) fn find_turn_start(tail: &[Arc<SessionEvent>], built: Timestamp) -> Option<i64> {
+    let (mut turn_start, mut last_before) = (None, None);
     for event in tail.iter().take_while(|event| event.ts <= built) {
-        past = Some(event.index);
+        last_before = Some(event.index);
         match &event.body {
             EventBody::Status {
-                status: Status::Starting,
+                status: SessionStatus::Starting,
                 ..
-            } => begin = Some(event.index - 1),
+            } => turn_start = Some(event.index - 1),
             EventBody::Status {
-                status: Status::Running,
+                status: SessionStatus::Running,
                 ..
-            } => begin = begin.or(Some(event.index - 1)),
+            } => turn_start = turn_start.or(Some(event.index - 1)),
             EventBody::Status {
-                status: Status::Switching,
+                status: SessionStatus::Switching,
                 ..
             } => {}
-            EventBody::Status { .. } | EventBody::TurnCompleted { .. } => begin = None,
+            EventBody::Status { .. } | EventBody::TurnCompleted { .. } => turn_start = None,
             _ => {}
         }
     }
-    begin.or(past)
+    turn_start.or(last_before)
 }
 
 #[cfg(test)]
@@ -150,9 +159,9 @@ mod tests {
 
     use super::*;
 
-    fn log(bodies: Vec<EventBody>) -> Vec<Arc<Event>> {
+    fn log(bodies: Vec<EventBody>) -> Vec<Arc<SessionEvent>> {
         let session_id = SessionId::generate();
-        let event = |(index, body)| Event {
+        let event = |(index, body)| SessionEvent {
             index,
             ts: Timestamp::from_second(index).unwrap(),
             session_id: session_id.clone(),
@@ -161,12 +170,12 @@ mod tests {
         (0..).zip(bodies).map(event).map(Arc::new).collect()
     }
 
-    fn status(status: Status) -> EventBody {
+    fn status(status: SessionStatus) -> EventBody {
         EventBody::Status { status, reason: None }
     }
 
     fn message() -> EventBody {
-        let (role, text) = (Role::User, "hi".into());
+        let (role, text) = (MessageRole::User, "hi".into());
         EventBody::Message { role, text }
     }
 
@@ -186,7 +195,7 @@ mod tests {
 
     #[test]
     fn every_turn_is_one_span_however_it_ends() {
-        use Status::{Failed, Idle, Running, Starting, Switching};
+        use SessionStatus::{Failed, Idle, Running, Starting, Switching};
         let log = log(vec![
             status(Starting), // 0: turn 1
             status(Running),
@@ -201,17 +210,17 @@ mod tests {
             message(),
             error(),
             status(Failed),
-            status(Starting), // 13: tools made ready, no turn
+            status(Starting), // 13: tools prepared, no turn
             status(Idle),
         ]);
-        let (mut turns, mut number, mut spans) = (Turns::new(None, -1), 0, Vec::new());
+        let (mut turns, mut number, mut spans) = (TurnTracker::new(None, -1), 0, Vec::new());
         for event in &log {
-            if turns.needs_number(event) {
+            if turns.needs_turn_number(event) {
                 number += 1;
-                turns.number(number);
+                turns.set_turn_number(number);
             }
-            spans.extend(turns.take(event).map(|span| {
-                let span = span.json();
+            spans.extend(turns.observe(event).map(|span| {
+                let span = span.into_json();
                 let second = |key: &str| span[key].as_str().unwrap().parse::<u64>().unwrap() / 1_000_000_000;
                 (
                     second("startTimeUnixNano"),
@@ -221,12 +230,12 @@ mod tests {
             }));
         }
         assert_eq!(spans, [(0, 4, false), (5, 8, true), (9, 11, true)]);
-        assert!(!turns.under_way());
+        assert!(!turns.in_turn());
     }
 
     #[test]
-    fn a_session_is_followed_from_the_turn_that_is_under_way() {
-        use Status::{Idle, Running, Starting};
+    fn a_session_is_followed_from_its_open_turn() {
+        use SessionStatus::{Idle, Running, Starting};
         let log = log(vec![
             status(Running),
             completed(1),
@@ -236,7 +245,7 @@ mod tests {
             completed(2),
             status(Idle),
         ]);
-        let begin = |second| begin(&log, Timestamp::from_second(second).unwrap());
+        let begin = |second| find_turn_start(&log, Timestamp::from_second(second).unwrap());
         assert_eq!(begin(-1), None);
         assert_eq!(
             [begin(0), begin(2), begin(3), begin(4)],

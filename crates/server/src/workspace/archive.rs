@@ -1,4 +1,4 @@
-//! A whole workspace as a tar.gz, packed while it is sent.
+//! A workspace as a tar.gz archive that is made while it is sent.
 
 use std::{
     fs::File,
@@ -15,25 +15,25 @@ use tokio::sync::mpsc;
 
 use super::files;
 
-/// How deep folders are followed.
-const MOST_DEPTH: usize = 200;
-/// Bytes sent at once.
-const CHUNK: usize = 64 * 1024;
+/// Maximum depth of folders; deeper ones are left out.
+const MAX_DEPTH: usize = 200;
+/// Size of a sent chunk in bytes.
+const CHUNK_BYTES: usize = 64 * 1024;
 
-/// Packs a workspace in a thread of its own; the chunks come as the reader takes them. An error ends
-/// the stream in the middle, which every gzip reader notices.
+/// Packs a workspace on a blocking thread; the returned channel yields the archive in chunks, as fast as they are
+/// read. An error ends the stream early, which gzip readers detect.
 pub fn pack(workspace: &Path) -> Result<mpsc::Receiver<io::Result<Bytes>>> {
-    let root = files::open_beneath(workspace)?;
+    let root = files::open_root_for_reading(workspace)?;
     let (sender, receiver) = mpsc::channel(4);
     tokio::task::spawn_blocking(move || {
-        let mut writer = Chunks {
+        let mut writer = ChunkWriter {
             sender: sender.clone(),
-            buffer: Vec::with_capacity(CHUNK),
+            buffer: Vec::with_capacity(CHUNK_BYTES),
         };
         let packed = (|| {
             let mut tar = tar::Builder::new(GzEncoder::new(&mut writer, Compression::fast()));
             tar.follow_symlinks(false);
-            add(&mut tar, &root, &PathBuf::new(), 0)?;
+            add_folder(&mut tar, &root, &PathBuf::new(), 0)?;
             tar.into_inner()?.finish()?.flush()
         })();
         if let Err(error) = packed {
@@ -43,10 +43,15 @@ pub fn pack(workspace: &Path) -> Result<mpsc::Receiver<io::Result<Bytes>>> {
     Ok(receiver)
 }
 
-/// Adds a folder's entries. Each is opened by its name in an open folder and not followed, so a
-/// running agent cannot lead the walk elsewhere.
-fn add<W: Write>(tar: &mut tar::Builder<W>, folder: &OwnedFd, path: &Path, depth: usize) -> io::Result<()> {
-    if depth > MOST_DEPTH {
+/// Adds a folder's entries. Each is opened by name relative to its open parent and without following links, so a
+/// running agent cannot redirect the walk out of the workspace.
+fn add_folder<W: Write>(
+    tar: &mut tar::Builder<W>,
+    folder: &OwnedFd,
+    path: &Path,
+    depth: usize,
+) -> io::Result<()> {
+    if depth > MAX_DEPTH {
         return Ok(());
     }
     let mut names = Vec::new();
@@ -73,7 +78,7 @@ fn add<W: Write>(tar: &mut tar::Builder<W>, folder: &OwnedFd, path: &Path, depth
                 };
                 header.set_entry_type(tar::EntryType::Directory);
                 tar.append_data(&mut header, &inner, io::empty())?;
-                add(tar, &opened, &inner, depth + 1)?;
+                add_folder(tar, &opened, &inner, depth + 1)?;
             }
             FileType::RegularFile => {
                 let Ok(opened) = open(folder, &name, OFlags::NONBLOCK) else {
@@ -82,7 +87,7 @@ fn add<W: Write>(tar: &mut tar::Builder<W>, folder: &OwnedFd, path: &Path, depth
                 let size = u64::try_from(rustix::fs::fstat(&opened)?.st_size).unwrap_or(0);
                 header.set_entry_type(tar::EntryType::Regular);
                 header.set_size(size);
-                // A file that shrinks meanwhile must still fill what its header promised.
+                // Padded with zeros, since a file that shrinks meanwhile must still have the size in its header.
                 let content = io::Read::chain(File::from(opened), io::repeat(0));
                 tar.append_data(&mut header, &inner, io::Read::take(content, size))?;
             }
@@ -108,28 +113,28 @@ fn open(folder: impl AsFd, name: &std::ffi::CStr, flags: OFlags) -> rustix::io::
     )
 }
 
-/// Sends what is written, in chunks; a reader that went away ends the packing.
-struct Chunks {
+/// A writer that sends what is written in chunks of [`CHUNK_BYTES`]; it fails when the receiver is dropped.
+struct ChunkWriter {
     sender: mpsc::Sender<io::Result<Bytes>>,
     buffer: Vec<u8>,
 }
 
-impl Chunks {
+impl ChunkWriter {
     fn send(&mut self) -> io::Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let chunk = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
+        let chunk = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK_BYTES));
         self.sender
             .blocking_send(Ok(chunk.into()))
             .map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
-impl Write for Chunks {
+impl Write for ChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.buffer.extend_from_slice(bytes);
-        if self.buffer.len() >= CHUNK {
+        if self.buffer.len() >= CHUNK_BYTES {
             self.send()?;
         }
         Ok(bytes.len())

@@ -1,5 +1,5 @@
-//! Files of a workspace, by path. The kernel resolves every path beneath the workspace's root and
-//! follows no link, so nothing an agent puts there leads out.
+//! Reading, writing, listing and removing files of a workspace. The kernel resolves every path beneath the
+//! workspace's root without following links (`openat2`), so that nothing an agent puts there leads out.
 
 use std::{
     fs::File,
@@ -15,20 +15,20 @@ use rustix::{
 };
 use serde::Serialize;
 
-/// Most entries of one listing.
-const MOST_ENTRIES: usize = 10_000;
-/// Longest path.
-const MOST_PATH: usize = 4096;
+/// Maximum number of entries in one listing.
+const MAX_ENTRIES: usize = 10_000;
+/// Maximum length of a path in bytes.
+const MAX_PATH_BYTES: usize = 4096;
 
-/// A path inside a workspace: its parts, none of which leads up.
+/// A path relative to a workspace's root, as its components; none is `..`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inner(Vec<String>);
+pub struct WorkspacePath(Vec<String>);
 
-impl Inner {
-    /// Reads a path as it stands in a URL, decoded. Empty is the root.
+impl WorkspacePath {
+    /// Parses the percent-decoded path of a URL. Empty is the root.
     pub fn parse(path: &str) -> Result<Self> {
         let bad = || Error::invalid(format!("{} is not a path in a workspace", quoted(path)));
-        if path.len() > MOST_PATH || path.contains('\0') {
+        if path.len() > MAX_PATH_BYTES || path.contains('\0') {
             return Err(bad());
         }
         let mut parts = Vec::new();
@@ -51,53 +51,53 @@ impl Inner {
     }
 }
 
-impl std::fmt::Display for Inner {
+impl std::fmt::Display for WorkspacePath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0.join("/"))
     }
 }
 
-/// What is at a path.
-pub enum Found {
-    /// A file, open.
+/// An open file, or the entries of a folder.
+pub enum FileOrFolder {
+    /// An open file and its size in bytes.
     File(File, u64),
     /// A folder's entries.
-    Folder(Vec<Entry>),
+    Folder(Vec<FolderEntry>),
 }
 
 /// One entry of a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Entry {
-    /// Its name.
+pub struct FolderEntry {
+    /// File name.
     pub name: String,
     /// `file`, `directory`, `symlink` or `other`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// When it last changed.
+    /// When its content last changed.
     pub modified: Option<jiff::Timestamp>,
 }
 
-const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
+const RESOLVE_FLAGS: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS);
 
-fn root(workspace: &Path) -> Result<OwnedFd> {
+fn open_root(workspace: &Path) -> Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     rustix::fs::open(workspace, flags, Mode::empty())
         .map_err(|e| Error::not_found("this workspace has no files on disk").with_log(e))
 }
 
-fn open(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    // The kernel may ask for another try when something is moved meanwhile.
+fn open_beneath(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    // openat2 fails with EAGAIN if something on the path was renamed meanwhile.
     for _ in 0..16 {
         match rustix::fs::openat2(
             root.as_fd(),
             path,
             flags | OFlags::CLOEXEC,
             Mode::empty(),
-            RESOLVE,
+            RESOLVE_FLAGS,
         ) {
             Err(Errno::AGAIN) => {}
             other => return other,
@@ -106,7 +106,7 @@ fn open(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<Owned
     Err(Errno::AGAIN)
 }
 
-fn refused(path: &Inner, error: Errno) -> Error {
+fn path_error(path: &WorkspacePath, error: Errno) -> Error {
     match error {
         Errno::NOENT | Errno::NOTDIR => Error::not_found(format!(
             "there is no {} in this workspace",
@@ -131,23 +131,25 @@ fn refused(path: &Inner, error: Errno) -> Error {
     }
 }
 
-/// Opens what is at a path.
-pub fn find(workspace: &Path, path: &Inner) -> Result<Found> {
-    let root = root(workspace)?;
-    // Not blocking: a pipe without a writer would hold the thread for ever.
-    let fd = open(
+/// Opens the file or lists the folder at a path.
+pub fn open_path(workspace: &Path, path: &WorkspacePath) -> Result<FileOrFolder> {
+    let root = open_root(workspace)?;
+    // NONBLOCK, because opening a FIFO without a writer would block the thread for ever.
+    let fd = open_beneath(
         &root,
         &path.path(),
         OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY,
     )
-    .map_err(|e| refused(path, e))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|e| refused(path, e))?;
+    .map_err(|e| path_error(path, e))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|e| path_error(path, e))?;
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok(Found::File(
+        FileType::RegularFile => Ok(FileOrFolder::File(
             File::from(fd),
             u64::try_from(stat.st_size).unwrap_or(0),
         )),
-        FileType::Directory => Ok(Found::Folder(entries(&fd).map_err(|e| refused(path, e))?)),
+        FileType::Directory => Ok(FileOrFolder::Folder(
+            list_entries(&fd).map_err(|e| path_error(path, e))?,
+        )),
         _ => Err(Error::permission_denied(format!(
             "{} is not a file or folder",
             quoted(&path.to_string())
@@ -155,7 +157,7 @@ pub fn find(workspace: &Path, path: &Inner) -> Result<Found> {
     }
 }
 
-fn entries(fd: &OwnedFd) -> rustix::io::Result<Vec<Entry>> {
+fn list_entries(fd: &OwnedFd) -> rustix::io::Result<Vec<FolderEntry>> {
     let mut found = Vec::new();
     for entry in Dir::read_from(fd)? {
         let entry = entry?;
@@ -163,14 +165,14 @@ fn entries(fd: &OwnedFd) -> rustix::io::Result<Vec<Entry>> {
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        if found.len() == MOST_ENTRIES {
+        if found.len() == MAX_ENTRIES {
             break;
         }
-        // Gone again already: not an error of the listing.
+        // Removed since it was listed; left out.
         let Ok(stat) = rustix::fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) else {
             continue;
         };
-        found.push(Entry {
+        found.push(FolderEntry {
             name: name.to_string_lossy().into_owned(),
             kind: kind(FileType::from_raw_mode(stat.st_mode)),
             size: u64::try_from(stat.st_size).unwrap_or(0),
@@ -190,14 +192,14 @@ fn kind(of: FileType) -> &'static str {
     }
 }
 
-/// Writes a file whole: whoever reads it sees the old or the new one. Makes the folders above it.
-pub fn put(workspace: &Path, path: &Inner, content: &[u8]) -> Result<()> {
+/// Writes a file atomically, so that readers see the old or the new content, and creates its parent folders.
+pub fn write_file(workspace: &Path, path: &WorkspacePath, content: &[u8]) -> Result<()> {
     let Some((name, parents)) = path.0.split_last() else {
         return Err(Error::invalid("name a file: the workspace itself is a folder"));
     };
-    let mut folder = root(workspace)?;
+    let mut folder = open_root(workspace)?;
     for part in parents {
-        folder = match open(
+        folder = match open_beneath(
             &folder,
             Path::new(part),
             OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW,
@@ -205,9 +207,9 @@ pub fn put(workspace: &Path, path: &Inner, content: &[u8]) -> Result<()> {
             Err(Errno::NOENT) => {
                 match rustix::fs::mkdirat(&folder, part.as_str(), Mode::from_raw_mode(0o755)) {
                     Ok(()) | Err(Errno::EXIST) => {}
-                    Err(e) => return Err(refused(path, e)),
+                    Err(e) => return Err(path_error(path, e)),
                 }
-                open(
+                open_beneath(
                     &folder,
                     Path::new(part),
                     OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW,
@@ -215,16 +217,16 @@ pub fn put(workspace: &Path, path: &Inner, content: &[u8]) -> Result<()> {
             }
             other => other,
         }
-        .map_err(|e| refused(path, e))?;
+        .map_err(|e| path_error(path, e))?;
     }
     match rustix::fs::statat(&folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => return Err(refused(path, Errno::ISDIR)),
-            FileType::Symlink => return Err(refused(path, Errno::LOOP)),
+            FileType::Directory => return Err(path_error(path, Errno::ISDIR)),
+            FileType::Symlink => return Err(path_error(path, Errno::LOOP)),
             _ => {}
         },
         Err(Errno::NOENT) => {}
-        Err(e) => return Err(refused(path, e)),
+        Err(e) => return Err(path_error(path, e)),
     }
     let temporary = format!(".oubliette-{}", uuid::Uuid::new_v4().simple());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -240,44 +242,46 @@ pub fn put(workspace: &Path, path: &Inner, content: &[u8]) -> Result<()> {
         let _ = rustix::fs::unlinkat(&folder, temporary.as_str(), AtFlags::empty());
         e.raw_os_error().map_or_else(
             || Error::internal(&e),
-            |code| refused(path, Errno::from_raw_os_error(code)),
+            |code| path_error(path, Errno::from_raw_os_error(code)),
         )
     })
 }
 
-/// Removes a file, a link or an empty folder.
-pub fn delete(workspace: &Path, path: &Inner) -> Result<()> {
+/// Removes a file, a symbolic link or an empty folder.
+pub fn remove_path(workspace: &Path, path: &WorkspacePath) -> Result<()> {
     let Some((name, parents)) = path.0.split_last() else {
         return Err(Error::invalid(
             "the workspace itself is removed with workspace_delete",
         ));
     };
-    let root = root(workspace)?;
-    let parent = Inner(parents.to_vec());
-    let folder =
-        open(&root, &parent.path(), OFlags::PATH | OFlags::DIRECTORY).map_err(|e| refused(path, e))?;
+    let root = open_root(workspace)?;
+    let parent = WorkspacePath(parents.to_vec());
+    let folder = open_beneath(&root, &parent.path(), OFlags::PATH | OFlags::DIRECTORY)
+        .map_err(|e| path_error(path, e))?;
     match rustix::fs::unlinkat(&folder, name.as_str(), AtFlags::empty()) {
         Err(Errno::ISDIR) => rustix::fs::unlinkat(&folder, name.as_str(), AtFlags::REMOVEDIR),
         other => other,
     }
-    .map_err(|e| refused(path, e))
+    .map_err(|e| path_error(path, e))
 }
 
-/// Opens a folder's files for packing; see [`super::archive`].
-pub(super) fn open_beneath(workspace: &Path) -> Result<OwnedFd> {
-    let root = root(workspace)?;
-    open(&root, Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY).map_err(Error::internal)
+/// Opens a workspace's root for [`super::archive`].
+pub(super) fn open_root_for_reading(workspace: &Path) -> Result<OwnedFd> {
+    let root = open_root(workspace)?;
+    open_beneath(&root, Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY).map_err(Error::internal)
 }
 
-/// Reads a whole small file; for tests and tools.
-pub fn read(workspace: &Path, path: &Inner, most: u64) -> Result<Vec<u8>> {
-    match find(workspace, path)? {
-        Found::File(file, _) => {
+/// Reads at most `max_bytes` bytes of a file.
+pub fn read_file(workspace: &Path, path: &WorkspacePath, max_bytes: u64) -> Result<Vec<u8>> {
+    match open_path(workspace, path)? {
+        FileOrFolder::File(file, _) => {
             let mut bytes = Vec::new();
-            file.take(most).read_to_end(&mut bytes).map_err(Error::internal)?;
+            file.take(max_bytes)
+                .read_to_end(&mut bytes)
+                .map_err(Error::internal)?;
             Ok(bytes)
         }
-        Found::Folder(_) => Err(refused(path, Errno::ISDIR)),
+        FileOrFolder::Folder(_) => Err(path_error(path, Errno::ISDIR)),
     }
 }
 
@@ -290,17 +294,20 @@ mod tests {
 
     use super::*;
 
-    fn inner(path: &str) -> Inner {
-        Inner::parse(path).unwrap()
+    fn parsed(path: &str) -> WorkspacePath {
+        WorkspacePath::parse(path).unwrap()
     }
 
     #[test]
-    fn a_file_is_put_read_listed_and_deleted() {
+    fn a_file_is_written_read_listed_and_removed() {
         let dir = tempfile::tempdir().unwrap();
-        put(dir.path(), &inner("a/b/c.txt"), b"hi").unwrap();
-        put(dir.path(), &inner("a/b/c.txt"), b"there").unwrap();
-        assert_eq!(read(dir.path(), &inner("/a//b/./c.txt"), 100).unwrap(), b"there");
-        let Found::Folder(entries) = find(dir.path(), &inner("a/b")).unwrap() else {
+        write_file(dir.path(), &parsed("a/b/c.txt"), b"hi").unwrap();
+        write_file(dir.path(), &parsed("a/b/c.txt"), b"there").unwrap();
+        assert_eq!(
+            read_file(dir.path(), &parsed("/a//b/./c.txt"), 100).unwrap(),
+            b"there"
+        );
+        let FileOrFolder::Folder(entries) = open_path(dir.path(), &parsed("a/b")).unwrap() else {
             panic!()
         };
         assert_eq!(
@@ -308,40 +315,40 @@ mod tests {
             (1, "c.txt", 5)
         );
         assert_eq!(
-            delete(dir.path(), &inner("a")).unwrap_err().code,
+            remove_path(dir.path(), &parsed("a")).unwrap_err().code,
             ErrorCode::Conflict
         );
-        delete(dir.path(), &inner("a/b/c.txt")).unwrap();
-        delete(dir.path(), &inner("a/b")).unwrap();
+        remove_path(dir.path(), &parsed("a/b/c.txt")).unwrap();
+        remove_path(dir.path(), &parsed("a/b")).unwrap();
         assert_eq!(
-            read(dir.path(), &inner("a/b"), 1).unwrap_err().code,
+            read_file(dir.path(), &parsed("a/b"), 1).unwrap_err().code,
             ErrorCode::NotFound
         );
     }
 
     #[test]
-    fn no_link_leads_out() {
+    fn links_out_of_the_workspace_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let outside = tempfile::tempdir().unwrap();
         std::fs::write(outside.path().join("secret"), "s").unwrap();
         symlink(outside.path(), dir.path().join("out")).unwrap();
         symlink(outside.path().join("secret"), dir.path().join("file")).unwrap();
         for path in ["out/secret", "file", "out"] {
-            assert!(find(dir.path(), &inner(path)).is_err(), "{path}");
+            assert!(open_path(dir.path(), &parsed(path)).is_err(), "{path}");
         }
         for path in ["out/new", "file"] {
-            assert!(put(dir.path(), &inner(path), b"x").is_err(), "{path}");
+            assert!(write_file(dir.path(), &parsed(path), b"x").is_err(), "{path}");
         }
-        assert!(delete(dir.path(), &inner("out/secret")).is_err());
+        assert!(remove_path(dir.path(), &parsed("out/secret")).is_err());
         assert_eq!(
             std::fs::read_to_string(outside.path().join("secret")).unwrap(),
             "s"
         );
-        delete(dir.path(), &inner("file")).unwrap();
+        remove_path(dir.path(), &parsed("file")).unwrap();
     }
 
     #[test]
-    fn a_pipe_does_not_hold_the_reader() {
+    fn reading_a_fifo_does_not_block() {
         let dir = tempfile::tempdir().unwrap();
         rustix::fs::mknodat(
             rustix::fs::CWD,
@@ -352,15 +359,15 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            read(dir.path(), &inner("p"), 1).unwrap_err().code,
+            read_file(dir.path(), &parsed("p"), 1).unwrap_err().code,
             ErrorCode::PermissionDenied
         );
     }
 
     proptest! {
         #[test]
-        fn no_path_leads_up(path in "(\\.\\.|\\.|/|a|\0|é){0,8}") {
-            if let Ok(inner) = Inner::parse(&path) {
+        fn parsed_paths_have_no_parent_components(path in "(\\.\\.|\\.|/|a|\0|é){0,8}") {
+            if let Ok(inner) = WorkspacePath::parse(&path) {
                 prop_assert!(inner.0.iter().all(|p| p != ".." && !p.contains(['/', '\0'])));
             }
         }

@@ -1,8 +1,8 @@
-//! Workspaces on disk: made, cloned, compared, read, written, packed and removed.
+//! Workspaces on disk: creating, cloning, diffing, reading, writing, archiving and removing them.
 //!
-//! A workspace belongs to its agent, so nothing in it is trusted: paths are opened beneath its root by
-//! the kernel ([`files`]), git looks at it with a repository kept elsewhere ([`git`]), and a packed one
-//! holds links as links ([`archive`]).
+//! An agent can write anything into its workspace, so nothing in it is trusted: paths are resolved beneath its root
+//! by the kernel ([`files`]), git works on it with a repository outside it ([`git`]), and an archive holds
+//! symbolic links as links ([`archive`]).
 
 pub mod archive;
 pub mod files;
@@ -10,29 +10,29 @@ pub mod git;
 
 use std::path::{Path, PathBuf};
 
-use oubliette_home::disk;
+use oubliette_home::safe_fs;
 use oubliette_protocol::{Error, ProjectId, Result, WorkspaceId};
 
 use crate::app::App;
 
-/// Makes a workspace's folder, fills it from its origin, and remembers what it held.
+/// Creates a workspace's folder and, with a remote, clones it and records the content as the baseline of later diffs.
 pub async fn create(
     app: &App,
     project: &ProjectId,
     workspace: &WorkspaceId,
-    origin: Option<&git::Origin>,
+    remote: Option<&git::GitRemote>,
 ) -> Result<()> {
     let dir = app.home.workspace_dir(project, workspace);
     let made = dir.clone();
-    crate::actions::blocking(move || disk::private_dir(&made)).await?;
-    if let Some(origin) = origin {
-        git::clone(origin, &dir, app.config.sandbox.workspace_mb * 1024 * 1024).await?;
-        git::baseline(&repository(app, project, workspace), &dir).await?;
+    crate::actions::run_blocking(move || safe_fs::create_private_dir(&made)).await?;
+    if let Some(remote) = remote {
+        git::clone_remote(remote, &dir, app.config.sandbox.workspace_mb * 1024 * 1024).await?;
+        git::record_baseline(&repository(app, project, workspace), &dir).await?;
     }
     Ok(())
 }
 
-/// Where a workspace's own repository is: out of its agent's reach.
+/// Path of the git repository used to diff a workspace. It is outside the sandbox, so the agent cannot change it.
 pub fn repository(app: &App, project: &ProjectId, workspace: &WorkspaceId) -> PathBuf {
     app.home
         .project_dir(project)
@@ -40,7 +40,7 @@ pub fn repository(app: &App, project: &ProjectId, workspace: &WorkspaceId) -> Pa
         .join(format!("{workspace}.git"))
 }
 
-/// Removes a workspace's files. What cannot be removed is left and logged: its row is gone already.
+/// Removes a workspace's files. A failure is only logged, since its row is already deleted.
 pub async fn remove(app: &App, project: &ProjectId, workspace: &WorkspaceId) {
     remove_dir(app.home.workspace_dir(project, workspace)).await;
     remove_dir(repository(app, project, workspace)).await;
@@ -52,21 +52,21 @@ pub async fn remove_project(app: &App, project: &ProjectId) {
 }
 
 async fn remove_dir(dir: PathBuf) {
-    let removed = crate::actions::blocking(move || match std::fs::remove_dir_all(&dir) {
+    let removed = crate::actions::run_blocking(move || match std::fs::remove_dir_all(&dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            open_up(&dir);
+            make_removable(&dir);
             std::fs::remove_dir_all(&dir).map_err(|e| Error::internal(format!("{}: {e}", dir.display())))
         }
         _ => Ok(()),
     })
     .await;
     if let Err(error) = removed {
-        tracing::warn!(error = %error.for_log(), "files left behind");
+        tracing::warn!(error = %error.for_log(), "removing workspace files failed; they stay on disk");
     }
 }
 
-/// Makes folders that an agent closed to everyone removable again. Links are not followed.
-fn open_up(dir: &Path) {
+/// Makes folders removable whose permissions an agent took away. Symbolic links are not followed.
+fn make_removable(dir: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
     let Ok(meta) = std::fs::symlink_metadata(dir) else {
         return;
@@ -79,6 +79,6 @@ fn open_up(dir: &Path) {
         return;
     };
     for entry in entries.flatten() {
-        open_up(&entry.path());
+        make_removable(&entry.path());
     }
 }

@@ -1,4 +1,4 @@
-//! The real program, run as people and scripts run it.
+//! Runs the real `oubliette` program in a temporary home, with or without a server.
 
 #![allow(
     dead_code,
@@ -19,35 +19,35 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-pub use siblings::siblings;
+pub use siblings::build_sibling_programs;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_oubliette");
 
-/// What a command said and how it ended.
+/// Output and exit code of a command that has ended.
 #[derive(Debug)]
-pub struct Said {
-    pub out: String,
-    pub err: String,
+pub struct CommandOutput {
+    pub stdout: String,
+    pub stderr: String,
     pub code: i32,
 }
 
-impl Said {
-    /// It went well.
+impl CommandOutput {
+    /// Asserts exit code 0.
     #[track_caller]
-    pub fn good(self) -> Self {
+    pub fn expect_success(self) -> Self {
         assert_eq!(self.code, 0, "{self:?}");
         self
     }
 
-    /// Its JSON.
+    /// Parses stdout as JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
-    /// The code of the error object on stdout; the exit code says that it failed.
+    /// Asserts exit code 1 and returns the code of the error object on stdout.
     #[track_caller]
-    pub fn refused(&self) -> String {
+    pub fn expect_error_code(&self) -> String {
         assert_eq!(self.code, 1, "{self:?}");
         self.json()["error"]["code"]
             .as_str()
@@ -56,14 +56,14 @@ impl Said {
     }
 }
 
-/// A home of its own, with or without a server.
-pub struct Home {
+/// A temporary home, with or without a running server.
+pub struct CliHome {
     dir: tempfile::TempDir,
     server: Option<Child>,
     pub url: String,
 }
 
-impl Home {
+impl CliHome {
     pub fn new() -> Self {
         Self {
             dir: tempfile::tempdir().unwrap(),
@@ -72,9 +72,9 @@ impl Home {
         }
     }
 
-    /// With a server on a free port and the samples of a first run.
-    pub fn served() -> Self {
-        siblings();
+    /// A home with the samples of a first run, and its server on a free port.
+    pub fn with_server() -> Self {
+        build_sibling_programs();
         let mut home = Self::new();
         let mut command = home.command(&["up", "--listen", "127.0.0.1:0", "--json"]);
         let mut child = command
@@ -111,35 +111,36 @@ impl Home {
         command
     }
 
-    pub fn run(&self, args: &[&str]) -> Said {
-        self.run_with(args, "")
+    pub fn run(&self, args: &[&str]) -> CommandOutput {
+        self.run_with_stdin(args, "")
     }
 
-    /// With something on stdin.
-    pub fn run_with(&self, args: &[&str], input: &str) -> Said {
-        finish(self.command(args), input)
+    /// Runs a command to its end, with `input` on stdin.
+    pub fn run_with_stdin(&self, args: &[&str], input: &str) -> CommandOutput {
+        run_to_end(self.command(args), input)
     }
 
-    /// A command's JSON; it must go well.
+    /// Runs a command with `--json`, asserts exit code 0 and returns its JSON.
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
         let mut all = args.to_vec();
         all.push("--json");
-        self.run(&all).good().json()
+        self.run(&all).expect_success().json()
     }
 
-    /// An agent that follows a script.
-    pub fn script(&self, slug: &str, turns: Value) {
+    /// Adds an agent that follows a script.
+    pub fn put_scripted_agent(&self, slug: &str, turns: Value) {
         let folder = self.scratch().join(slug);
         std::fs::create_dir_all(&folder).unwrap();
         let agent = json!({ "name": slug, "prompt": "Follow the script.", "model": "script:turns.json" });
         std::fs::write(folder.join("agent.json"), agent.to_string()).unwrap();
         std::fs::write(folder.join("turns.json"), json!({ "turns": turns }).to_string()).unwrap();
-        self.run(&["agent", "put", folder.to_str().unwrap()]).good();
+        self.run(&["agent", "put", folder.to_str().unwrap()])
+            .expect_success();
     }
 
-    /// A command that goes on while the test does something.
-    pub fn start(&self, args: &[&str]) -> Started {
+    /// Starts a command without waiting for its end.
+    pub fn start(&self, args: &[&str]) -> RunningCommand {
         let mut command = self.command(args);
         let child = command
             .stdout(Stdio::piped())
@@ -147,11 +148,11 @@ impl Home {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        Started::new(child)
+        RunningCommand::new(child)
     }
 }
 
-impl Drop for Home {
+impl Drop for CliHome {
     fn drop(&mut self) {
         if let Some(mut server) = self.server.take() {
             signal(&server, Signal::TERM);
@@ -160,47 +161,51 @@ impl Drop for Home {
     }
 }
 
-/// A command under way.
-pub struct Started {
+/// A command that is still running.
+pub struct RunningCommand {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
     err: BufReader<std::process::ChildStderr>,
 }
 
-impl Started {
+impl RunningCommand {
     fn new(mut child: Child) -> Self {
         let out = BufReader::new(child.stdout.take().unwrap());
         let err = BufReader::new(child.stderr.take().unwrap());
         Self { child, out, err }
     }
 
-    /// Reads stdout until it has said this.
+    /// Reads stdout until `wanted` was printed; returns all that was read.
     #[track_caller]
-    pub fn until_out(&mut self, wanted: &str) -> String {
-        until(&mut self.out, wanted)
+    pub fn wait_for_stdout(&mut self, wanted: &str) -> String {
+        read_until(&mut self.out, wanted)
     }
 
-    /// Reads stderr until it has said this.
+    /// Reads stderr until `wanted` was printed; returns all that was read.
     #[track_caller]
-    pub fn until_err(&mut self, wanted: &str) -> String {
-        until(&mut self.err, wanted)
+    pub fn wait_for_stderr(&mut self, wanted: &str) -> String {
+        read_until(&mut self.err, wanted)
     }
 
     pub fn interrupt(&self) {
         signal(&self.child, Signal::INT);
     }
 
-    pub fn finish(mut self) -> Said {
+    pub fn finish(mut self) -> CommandOutput {
         let (mut out, mut err) = (String::new(), String::new());
         self.out.read_to_string(&mut out).unwrap();
         self.err.read_to_string(&mut err).unwrap();
         let code = self.child.wait().unwrap().code().unwrap_or(-1);
-        Said { out, err, code }
+        CommandOutput {
+            stdout: out,
+            stderr: err,
+            code,
+        }
     }
 }
 
 #[track_caller]
-fn until(from: &mut impl std::io::BufRead, wanted: &str) -> String {
+fn read_until(from: &mut impl std::io::BufRead, wanted: &str) -> String {
     let mut said = Vec::new();
     while !String::from_utf8_lossy(&said).contains(wanted) {
         let mut byte = [0];
@@ -220,7 +225,7 @@ fn signal(child: &Child, signal: Signal) {
     let _ = kill_process(pid, signal);
 }
 
-pub fn finish(mut command: Command, input: &str) -> Said {
+pub fn run_to_end(mut command: Command, input: &str) -> CommandOutput {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -232,9 +237,9 @@ pub fn finish(mut command: Command, input: &str) -> Said {
     let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
     let done = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    Said {
-        out: String::from_utf8(done.stdout).unwrap(),
-        err: String::from_utf8(done.stderr).unwrap(),
+    CommandOutput {
+        stdout: String::from_utf8(done.stdout).unwrap(),
+        stderr: String::from_utf8(done.stderr).unwrap(),
         code: done.status.code().unwrap_or(-1),
     }
 }

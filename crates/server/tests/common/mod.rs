@@ -1,4 +1,4 @@
-//! A real server on a real port, asked by raw HTTP.
+//! A server on a free port in the test's process, and clients that speak raw HTTP to it.
 
 #![allow(
     dead_code,
@@ -12,48 +12,49 @@ pub mod siblings;
 
 use std::sync::Arc;
 
-use oubliette_home::Home;
-use oubliette_protocol::{ProjectId, Scope, SessionId, WorkspaceId, event::Status};
+use oubliette_home::HomeDir;
+use oubliette_protocol::{ProjectId, Scope, SessionId, WorkspaceId, event::SessionStatus};
 use oubliette_server::{
     app::App,
-    auth::{Mint, expose},
-    config::Config,
+    auth::{TokenSpec, expose},
+    config::ServerConfig,
     first_run,
-    lifecycle::{self, Running, Serve},
+    lifecycle::{self, RunningServer, ServeOptions},
 };
 use oubliette_store::SessionRow;
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 
-pub struct Server {
+/// A running server with an empty home and an admin token.
+pub struct InProcessServer {
     pub app: Arc<App>,
     pub url: String,
     pub admin: String,
     pub http: Client,
-    running: Option<Running>,
+    running: Option<RunningServer>,
     _home: tempfile::TempDir,
 }
 
-impl Server {
+impl InProcessServer {
     pub async fn start() -> Self {
-        Self::with("").await
+        Self::start_with("").await
     }
 
-    /// With more lines in oubliette.toml.
-    pub async fn with(config: &str) -> Self {
+    /// Starts with this text as oubliette.toml.
+    pub async fn start_with(config: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let home = Home::at(dir.path().join("home")).unwrap();
-        first_run::prepare(&home).unwrap();
-        let mut config = Config::parse(config, "oubliette.toml", &|_| None).unwrap();
+        let home = HomeDir::at(dir.path().join("home")).unwrap();
+        first_run::create_home(&home).unwrap();
+        let mut config = ServerConfig::parse(config, "oubliette.toml", &|_| None).unwrap();
         config.listen = "127.0.0.1:0".parse().unwrap();
-        let running = lifecycle::start(Serve {
+        let running = lifecycle::start(ServeOptions {
             home,
             config,
             insecure: false,
         })
         .await
         .unwrap();
-        let admin = first_run::fill(&running.app).await.unwrap().unwrap();
+        let admin = first_run::populate(&running.app).await.unwrap().unwrap();
         Self {
             app: running.app.clone(),
             url: running.url(),
@@ -69,7 +70,7 @@ impl Server {
     }
 
     pub async fn token(&self, scope: Scope, project: Option<&ProjectId>) -> String {
-        let mint = Mint {
+        let mint = TokenSpec {
             name: "t".into(),
             scope,
             project: project.cloned(),
@@ -88,7 +89,7 @@ impl Server {
         self.http.get(format!("{}{path}", self.url))
     }
 
-    /// Status and body of a tool called by REST.
+    /// Calls a tool by REST; status and body of the response.
     pub async fn tool(&self, token: &str, name: &str, arguments: Value) -> (u16, Value) {
         let response = self
             .post(&format!("/api/tools/{name}"))
@@ -119,7 +120,7 @@ impl Server {
             .default_workspace
     }
 
-    /// A session that is only a row and a log: nothing runs.
+    /// Inserts a session that is only a row and a log, without an agent process.
     pub async fn session(&self, project: &ProjectId, parent: Option<&SessionId>) -> SessionId {
         let id = SessionId::generate();
         let now = oubliette_store::now();
@@ -132,7 +133,7 @@ impl Server {
             project_id: project.clone(),
             workspace_id: self.default_workspace(project).await,
             agent: "demo".parse().unwrap(),
-            status: Status::Ended,
+            status: SessionStatus::Ended,
             reason: None,
             parent_id: parent.cloned(),
             root_id: root,
@@ -155,21 +156,21 @@ pub fn client() -> Client {
     Client::builder().no_proxy().build().unwrap()
 }
 
-/// The `data` of each SSE event as it comes.
-pub struct Events {
+/// Reads the SSE events of a response.
+pub struct SseReader {
     response: Response,
     buffer: String,
 }
 
 /// One SSE event.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Frame {
+pub struct SseFrame {
     pub id: Option<String>,
     pub event: Option<String>,
     pub data: Value,
 }
 
-impl Events {
+impl SseReader {
     pub fn new(response: Response) -> Self {
         assert_eq!(response.status(), 200);
         Self {
@@ -178,8 +179,8 @@ impl Events {
         }
     }
 
-    /// The next event with data; `None` at the end.
-    pub async fn next(&mut self) -> Option<Frame> {
+    /// The next event with data; `None` at the end of the stream.
+    pub async fn next(&mut self) -> Option<SseFrame> {
         loop {
             while let Some(end) = self.buffer.find("\n\n") {
                 let block: String = self.buffer.drain(..end + 2).collect();
@@ -188,7 +189,7 @@ impl Events {
                     lines.next().map(|v| v.trim_start().to_owned())
                 };
                 if let Some(data) = field("data:").filter(|d| !d.is_empty()) {
-                    return Some(Frame {
+                    return Some(SseFrame {
                         id: field("id:"),
                         event: field("event:"),
                         data: serde_json::from_str(&data).unwrap(),
@@ -203,18 +204,18 @@ impl Events {
     }
 }
 
-/// An MCP client by hand.
-pub struct Mcp<'a> {
-    pub server: &'a Server,
+/// A minimal MCP client over raw HTTP.
+pub struct RawMcpClient<'a> {
+    pub server: &'a InProcessServer,
     pub token: String,
     pub session: Option<String>,
     pub version: &'static str,
     id: std::sync::atomic::AtomicI64,
 }
 
-impl<'a> Mcp<'a> {
-    /// A stateful session of a revision.
-    pub async fn legacy(server: &'a Server, token: &str, version: &'static str) -> Self {
+impl<'a> RawMcpClient<'a> {
+    /// Initializes a stateful MCP session of a revision.
+    pub async fn stateful(server: &'a InProcessServer, token: &str, version: &'static str) -> Self {
         let mut client = Self {
             server,
             token: token.into(),
@@ -225,7 +226,7 @@ impl<'a> Mcp<'a> {
         let params = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
         let response = client.send("initialize", params).await;
         client.session = Some(response.headers()["mcp-session-id"].to_str().unwrap().to_owned());
-        let answer = Events::new(response).next().await.unwrap().data;
+        let answer = SseReader::new(response).next().await.unwrap().data;
         assert_eq!(answer["result"]["protocolVersion"], version, "{answer}");
         let accepted = client
             .request(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))
@@ -236,8 +237,8 @@ impl<'a> Mcp<'a> {
         client
     }
 
-    /// A stateless client.
-    pub fn modern(server: &'a Server, token: &str) -> Self {
+    /// A stateless client of revision 2026-07-28.
+    pub fn stateless(server: &'a InProcessServer, token: &str) -> Self {
         Self {
             server,
             token: token.into(),
@@ -280,14 +281,14 @@ impl<'a> Mcp<'a> {
         self.request(message).send().await.unwrap()
     }
 
-    /// The answer of a request: `result` or `error`.
-    pub async fn ask(&self, method: &str, params: Value) -> Value {
+    /// Sends a request and returns its JSON-RPC response, with `result` or `error`.
+    pub async fn call_method(&self, method: &str, params: Value) -> Value {
         let response = self.send(method, params).await;
         let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
         match kind.starts_with("text/event-stream") {
             false => response.json().await.unwrap(),
             true => {
-                let mut events = Events::new(response);
+                let mut events = SseReader::new(response);
                 loop {
                     let frame = events.next().await.expect("an answer").data;
                     if frame.get("result").is_some() || frame.get("error").is_some() {
@@ -298,14 +299,14 @@ impl<'a> Mcp<'a> {
         }
     }
 
-    pub async fn call(&self, tool: &str, arguments: Value) -> Value {
-        self.ask("tools/call", json!({"name": tool, "arguments": arguments}))
+    pub async fn call_tool(&self, tool: &str, arguments: Value) -> Value {
+        self.call_method("tools/call", json!({"name": tool, "arguments": arguments}))
             .await["result"]
             .clone()
     }
 
-    /// The GET stream.
-    pub async fn listen(&self, last: Option<&str>) -> Events {
+    /// Opens the GET stream, resumed after the event id `last` if there is one.
+    pub async fn listen(&self, last: Option<&str>) -> SseReader {
         let mut request = self
             .server
             .get("/mcp")
@@ -316,6 +317,6 @@ impl<'a> Mcp<'a> {
         if let Some(last) = last {
             request = request.header("last-event-id", last);
         }
-        Events::new(request.send().await.unwrap())
+        SseReader::new(request.send().await.unwrap())
     }
 }

@@ -1,9 +1,9 @@
-//! The programs a running session needs beside ours.
+//! The other programs a running session needs: `oubliette-client` and `oubliette-agent`.
 
 use std::{path::Path, process::Command, sync::OnceLock};
 
-/// Our other programs, beside this one; built if nothing else has.
-pub fn siblings() {
+/// Builds the other programs into this one's directory, unless they are there.
+pub fn build_sibling_programs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
         let beside = Path::new(env!("CARGO_BIN_EXE_oubliette")).parent().unwrap();
@@ -18,7 +18,7 @@ pub fn siblings() {
             "build",
             "--quiet",
             "-p",
-            "oubliette-bridge",
+            "oubliette-client",
             "-p",
             "oubliette-agent",
         ]);

@@ -1,37 +1,43 @@
-//! The table of permissions: one row an action. It says who may do it, what a token of another project gets,
-//! and what no key may do with it from inside a sandbox.
+//! The permission table: one row for each action. A row says which scope the action needs, what a token bound to
+//! another project gets, and which arguments are refused from inside a sandbox whatever the key.
 
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
 use oubliette_protocol::{ProjectId, Scope, SessionId, TokenId, WorkspaceId};
-use oubliette_server::{actions, auth::Mint};
+use oubliette_server::{actions, auth::TokenSpec};
 use serde_json::{Value, json};
 
-use super::common::Server;
+use super::common::InProcessServer;
 
-/// What a case acts on.
-pub struct Things {
+/// The project, workspace, sessions and token that a test case acts on.
+pub struct GrantTargets {
     pub project: ProjectId,
     pub workspace: WorkspaceId,
-    /// A session of nobody's tree.
+    /// A session outside the tree of `child` and `parent`.
     pub session: SessionId,
     pub token: TokenId,
-    /// From inside: the session whose socket it is, and the one that started it.
-    pub own: SessionId,
+    /// For calls from inside: the session whose relay socket is used.
+    pub child: SessionId,
+    /// The session that started `child`.
     pub parent: SessionId,
 }
 
-impl Things {
-    /// In a project of their own.
-    pub async fn make(server: &Server) -> Self {
+impl GrantTargets {
+    /// Creates all of them in a new project; `child` and `parent` are an id that no session has.
+    pub async fn in_new_project(server: &InProcessServer) -> Self {
         let project = server.project("acted on").await;
-        let own = SessionId::generate();
-        Self::within(server, project, own.clone(), own).await
+        let child = SessionId::generate();
+        Self::in_project(server, project, child.clone(), child).await
     }
 
-    /// In a project that is there.
-    pub async fn within(server: &Server, project: ProjectId, own: SessionId, parent: SessionId) -> Self {
-        let mint = Mint {
+    /// Creates the workspace, session and token in an existing project.
+    pub async fn in_project(
+        server: &InProcessServer,
+        project: ProjectId,
+        child: SessionId,
+        parent: SessionId,
+    ) -> Self {
+        let mint = TokenSpec {
             name: "acted on".into(),
             scope: Scope::Read,
             project: Some(project.clone()),
@@ -51,77 +57,84 @@ impl Things {
             workspace: workspace["workspace_id"].as_str().unwrap().parse().unwrap(),
             project,
             token,
-            own,
+            child,
             parent,
         }
     }
 }
 
-/// What a token of another project gets.
+/// What a token bound to another project gets when it performs the action.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Foreign {
-    /// The thing is not there.
+pub enum ForeignProjectResult {
+    /// `not_found`, as if the target did not exist.
     Missing,
-    /// A list without it.
+    /// A list that does not contain the target.
     Unlisted,
-    /// Nothing of a project is concerned.
+    /// The same result as an unbound token: the action concerns no project.
     Same,
-    /// The whole server is, and only an unbound token may change it.
+    /// `permission_denied`: the action changes the whole server, which needs an unbound token.
     Denied,
 }
 
+/// The project that the token under test is bound to, relative to the target's.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Bound {
-    No,
-    Here,
-    Elsewhere,
+pub enum TokenBinding {
+    Unbound,
+    SameProject,
+    OtherProject,
 }
 
-impl Bound {
-    pub const ALL: [Bound; 3] = [Bound::No, Bound::Here, Bound::Elsewhere];
+impl TokenBinding {
+    pub const ALL: [TokenBinding; 3] = [
+        TokenBinding::Unbound,
+        TokenBinding::SameProject,
+        TokenBinding::OtherProject,
+    ];
 }
 
-pub type Arguments = fn(&Things) -> Value;
+/// Makes an action's arguments for the given targets.
+pub type BuildArguments = fn(&GrantTargets) -> Value;
 
-pub struct Row {
+/// One row of [`PERMISSION_TABLE`].
+pub struct PermissionRow {
     pub action: &'static str,
-    pub least: Scope,
-    pub foreign: Foreign,
-    pub arguments: Arguments,
-    /// What is refused from inside, whatever the key.
-    pub never_inside: &'static [Arguments],
+    pub min_scope: Scope,
+    pub foreign: ForeignProjectResult,
+    pub arguments: BuildArguments,
+    /// Arguments that are refused from inside a sandbox, whatever the key.
+    pub never_inside: &'static [BuildArguments],
 }
 
-const fn row(
+const fn permission(
     action: &'static str,
-    least: Scope,
-    foreign: Foreign,
-    arguments: Arguments,
-    never_inside: &'static [Arguments],
-) -> Row {
-    Row {
+    min_scope: Scope,
+    foreign: ForeignProjectResult,
+    arguments: BuildArguments,
+    never_inside: &'static [BuildArguments],
+) -> PermissionRow {
+    PermissionRow {
         action,
-        least,
+        min_scope,
         foreign,
         arguments,
         never_inside,
     }
 }
 
-use Foreign::{Denied, Missing, Same, Unlisted};
+use ForeignProjectResult::{Denied, Missing, Same, Unlisted};
 use Scope::{Admin, Read, Write};
 
-const PROJECT: Arguments = |t| json!({ "project_id": t.project });
-const WORKSPACE: Arguments = |t| json!({ "workspace_id": t.workspace });
-const SESSION: Arguments = |t| json!({ "session_id": t.session });
-const NOTHING: Arguments = |_| json!({});
+const PROJECT: BuildArguments = |t| json!({ "project_id": t.project });
+const WORKSPACE: BuildArguments = |t| json!({ "workspace_id": t.workspace });
+const SESSION: BuildArguments = |t| json!({ "session_id": t.session });
+const NOTHING: BuildArguments = |_| json!({});
 
-/// An agent other than those in use.
+/// `agent_put` of an agent that no session of the test uses, with `more` merged into its definition.
 fn agent(more: Value) -> Value {
     put("slug", json!({ "name": "N", "prompt": "p" }), more)
 }
 
-/// A catalog entry other than those in use.
+/// `catalog_put` of a stdio server that no session of the test uses, with `more` merged into its definition.
 fn stdio(more: Value) -> Value {
     put(
         "id",
@@ -136,14 +149,15 @@ fn put(key: &str, mut definition: Value, more: Value) -> Value {
     json!({ key: "other", "definition": definition })
 }
 
+/// `catalog_put` of a built-in `fs_read` entry.
 fn reader(id: &str) -> Value {
     json!({ "id": id, "definition": {
         "kind": "builtin", "builtinPolicy": { "name": "fs_read", "allowedPaths": ["."] } } })
 }
 
-/// One row an action. An action without a row fails the tests.
-pub const ROWS: &[Row] = &[
-    row(
+/// One row for each action; [`rows_cover_every_action`] fails for an action without one.
+pub const PERMISSION_TABLE: &[PermissionRow] = &[
+    permission(
         "project_create",
         Write,
         Denied,
@@ -158,7 +172,7 @@ pub const ROWS: &[Row] = &[
             |_| json!({ "name": "n", "limits": { "max_sessions": 100 } }),
         ],
     ),
-    row(
+    permission(
         "project_update",
         Write,
         Missing,
@@ -174,74 +188,74 @@ pub const ROWS: &[Row] = &[
             |t| json!({ "project_id": t.project, "agent": "assistant" }),
         ],
     ),
-    row("project_list", Read, Unlisted, NOTHING, &[]),
-    row("project_get", Read, Missing, PROJECT, &[]),
-    row("project_delete", Write, Missing, PROJECT, &[]),
-    row(
+    permission("project_list", Read, Unlisted, NOTHING, &[]),
+    permission("project_get", Read, Missing, PROJECT, &[]),
+    permission("project_delete", Write, Missing, PROJECT, &[]),
+    permission(
         "workspace_create",
         Write,
         Missing,
         PROJECT,
         &[|t| json!({ "project_id": t.project, "source": { "git": "https://example.com/x" } })],
     ),
-    row("workspace_list", Read, Missing, PROJECT, &[]),
-    row("workspace_delete", Write, Missing, WORKSPACE, &[]),
-    row("workspace_diff", Read, Missing, WORKSPACE, &[]),
-    row(
+    permission("workspace_list", Read, Missing, PROJECT, &[]),
+    permission("workspace_delete", Write, Missing, WORKSPACE, &[]),
+    permission("workspace_diff", Read, Missing, WORKSPACE, &[]),
+    permission(
         "session_message",
         Write,
         Missing,
         |t| json!({ "session_id": t.session, "message": "hi" }),
         &[],
     ),
-    row("session_cancel", Write, Missing, SESSION, &[]),
-    row("session_end", Write, Missing, SESSION, &[]),
-    row("session_get", Read, Missing, SESSION, &[]),
-    row("session_list", Read, Unlisted, NOTHING, &[]),
-    row("session_events", Read, Missing, SESSION, &[]),
-    row(
+    permission("session_cancel", Write, Missing, SESSION, &[]),
+    permission("session_end", Write, Missing, SESSION, &[]),
+    permission("session_get", Read, Missing, SESSION, &[]),
+    permission("session_list", Read, Unlisted, NOTHING, &[]),
+    permission("session_events", Read, Missing, SESSION, &[]),
+    permission(
         "session_switch_agent",
         Write,
         Missing,
         |t| json!({ "session_id": t.session, "agent": "demo" }),
         &[
-            |t| json!({ "session_id": t.own, "agent": "assistant" }),
+            |t| json!({ "session_id": t.child, "agent": "assistant" }),
             |t| json!({ "session_id": t.parent, "agent": "assistant" }),
         ],
     ),
-    row(
+    permission(
         "caller_tool_response",
         Write,
         Missing,
         |t| json!({ "session_id": t.session, "request_id": "x" }),
         &[],
     ),
-    row("tool_list", Read, Missing, SESSION, &[]),
-    row(
+    permission("tool_list", Read, Missing, SESSION, &[]),
+    permission(
         "tool_call",
         Write,
         Missing,
         |t| json!({ "session_id": t.session, "tool": "read" }),
         &[|t| json!({ "session_id": t.parent, "tool": "read" })],
     ),
-    row(
+    permission(
         "tool_server_restart",
         Write,
         Missing,
         |t| json!({ "session_id": t.session, "server": "reader" }),
         &[|t| json!({ "session_id": t.parent, "server": "reader" })],
     ),
-    row("debugger_events", Read, Missing, SESSION, &[]),
-    row("agent_list", Read, Same, NOTHING, &[]),
-    row("agent_get", Read, Same, |_| json!({ "slug": "demo" }), &[]),
-    row(
+    permission("debugger_events", Read, Missing, SESSION, &[]),
+    permission("agent_list", Read, Same, NOTHING, &[]),
+    permission("agent_get", Read, Same, |_| json!({ "slug": "demo" }), &[]),
+    permission(
         "agent_put",
         Admin,
         Denied,
         |_| agent(json!({})),
         &[
             |_| json!({ "slug": "insider", "definition": { "name": "N", "prompt": "p" } }),
-            // What it may start, and what that may start.
+            // Agents the session may start, and agents those may start.
             |_| json!({ "slug": "helper", "definition": { "name": "N", "prompt": "p" } }),
             |_| json!({ "slug": "grandchild", "definition": { "name": "N", "prompt": "p" } }),
             |_| agent(json!({ "sandbox": { "network": "host" } })),
@@ -249,65 +263,66 @@ pub const ROWS: &[Row] = &[
             |_| agent(json!({ "runtime": { "kind": "acp", "command": ["x"], "read_only": ["/etc"] } })),
         ],
     ),
-    row(
+    permission(
         "agent_delete",
         Admin,
         Denied,
         |_| json!({ "slug": "nobody" }),
         &[|_| json!({ "slug": "insider" }), |_| json!({ "slug": "helper" })],
     ),
-    row("catalog_list", Read, Same, NOTHING, &[]),
-    row("catalog_get", Read, Same, |_| json!({ "id": "reader" }), &[]),
-    row(
+    permission("catalog_list", Read, Same, NOTHING, &[]),
+    permission("catalog_get", Read, Same, |_| json!({ "id": "reader" }), &[]),
+    permission(
         "catalog_put",
         Admin,
         Denied,
         |_| reader("new"),
         &[
             |_| reader("reader"),
-            // What only a child's child uses.
+            // An entry that only a grandchild agent uses.
             |_| reader("shell"),
             |_| stdio(json!({ "isolation": "host" })),
             |_| stdio(json!({ "network": "proxy" })),
             |_| stdio(json!({ "read_only": ["/etc"] })),
         ],
     ),
-    row(
+    permission(
         "catalog_delete",
         Admin,
         Denied,
         |_| json!({ "id": "nothing" }),
         &[|_| json!({ "id": "reader" })],
     ),
-    row(
+    permission(
         "token_create",
         Admin,
         Missing,
         |t| json!({ "name": "n", "scope": "read", "project_id": t.project }),
         &[],
     ),
-    row("token_list", Admin, Unlisted, NOTHING, &[]),
-    row(
+    permission("token_list", Admin, Unlisted, NOTHING, &[]),
+    permission(
         "token_revoke",
         Admin,
         Missing,
         |t| json!({ "token_id": t.token }),
         &[],
     ),
-    row("audit_list", Admin, Unlisted, NOTHING, &[]),
-    row("server_info", Read, Same, NOTHING, &[]),
-    row("doctor", Admin, Same, NOTHING, &[]),
+    permission("audit_list", Admin, Unlisted, NOTHING, &[]),
+    permission("server_info", Read, Same, NOTHING, &[]),
+    permission("doctor", Admin, Same, NOTHING, &[]),
 ];
 
+/// Fails unless the table has exactly one row, with the right scope, for each action.
 pub fn rows_cover_every_action() {
     for definition in actions::all() {
-        let row = ROWS.iter().find(|row| row.action == definition.name);
+        let row = PERMISSION_TABLE.iter().find(|row| row.action == definition.name);
         let row = row.unwrap_or_else(|| panic!("{} has no row: who may do it?", definition.name));
-        assert_eq!(row.least, definition.scope, "{}", row.action);
+        assert_eq!(row.min_scope, definition.scope, "{}", row.action);
     }
     assert_eq!(
-        ROWS.len(),
+        PERMISSION_TABLE.len(),
         actions::all().len(),
-        "a row for an action that is no more"
+        "a row names an action that does not exist"
     );
 }

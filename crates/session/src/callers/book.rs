@@ -1,10 +1,10 @@
-//! The relay's truth about one session: who lends which tools, who is there, and which calls are open.
+//! [`CallerBook`]: which callers lend which tools to one session, which are present, and which calls are open.
 //!
-//! A pure state machine: time comes in as an argument, and what has to be told to whom comes out as
-//! [`Ended`]. It takes no lock, sends nothing and reads no clock, so that every interleaving of
-//! declaring, calling, answering, leaving, returning and cancelling can be played through in a test.
+//! A pure state machine: time is passed in as an argument, and calls that end are returned as [`EndedCall`].
+//! It takes no lock, sends nothing and reads no clock, so that every interleaving of declaring, calling,
+//! answering, disconnecting, reconnecting and cancelling can be played through in a test.
 //!
-//! `W` is whoever waits for a call: the shell keeps a channel there, the tests a number.
+//! `W` identifies what waits for a call: a channel in [`CallerRelay`](super::CallerRelay), a number in tests.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,200 +13,206 @@ use std::{
 };
 
 use indexmap::IndexMap;
-use oubliette_protocol::{CallerId, Error, RequestId, Result, TokenId, caller::Declaration, event::Outcome};
+use oubliette_protocol::{
+    CallerId, Error, RequestId, Result, TokenId, caller::CallerDeclaration, event::CallerToolOutcome,
+};
 use serde_json::Value;
 
 use super::{
-    finished::{Fate, Finished},
-    presence::{Departure, HoldId, Presence},
+    presence::{HoldEnd, HoldId, Presence},
+    recently_ended::{RecentEnding, RecentlyEnded},
 };
 
-/// The token behind a declaration; `None` is the home's owner.
+/// The principal behind a declaration, by its token; `None` is the owner of the home directory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Owner(pub Option<TokenId>);
+pub struct PrincipalId(pub Option<TokenId>);
 
-/// How long things may take and how many there may be.
+/// Timeouts and limits of caller tool calls.
 #[derive(Debug, Clone)]
-pub struct Rules {
-    /// An unanswered call fails after this.
-    pub timeout: Duration,
-    /// Calls survive an absence this long.
-    pub grace: Duration,
-    /// How long a caller counts as present after an answered poll.
+pub struct RelayLimits {
+    /// How long a call waits for an answer before it times out.
+    pub call_timeout: Duration,
+    /// How long a caller may be absent before its open calls end as disconnected.
+    pub reconnect_grace: Duration,
+    /// How long a caller counts as present after a declaration or an answered poll.
     pub linger: Duration,
-    /// Most calls open at once.
-    pub most_open: usize,
+    /// The most calls of one session open at once.
+    pub max_open_calls: usize,
 }
 
-impl Default for Rules {
+impl Default for RelayLimits {
     fn default() -> Self {
         Self {
-            timeout: Duration::from_secs(60),
-            grace: Duration::from_millis(500),
+            call_timeout: Duration::from_secs(60),
+            reconnect_grace: Duration::from_millis(500),
             linger: Duration::from_secs(30),
-            most_open: 20_000,
+            max_open_calls: 20_000,
         }
     }
 }
 
 /// How a call ended.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ending {
-    /// With the caller's value.
+pub enum CallEnding {
+    /// The caller answered with this result.
     Answered(Value),
-    /// With the caller's error.
+    /// The caller answered with this error.
     Failed(String),
-    /// Unanswered in time.
+    /// The caller did not answer in time.
     Timeout,
-    /// The caller left and did not come back.
+    /// The caller was absent for longer than the grace, or its id was taken over.
     Disconnected,
-    /// Nobody waits any more.
+    /// Nothing waits for the result any more.
     Cancelled,
 }
 
-impl Ending {
-    /// The ending as the event log says it.
-    pub fn outcome(&self) -> Outcome {
+impl CallEnding {
+    /// The ending as it is written to the event log.
+    pub fn outcome(&self) -> CallerToolOutcome {
         match self {
-            Ending::Answered(_) => Outcome::Answered,
-            Ending::Failed(_) => Outcome::Error,
-            Ending::Timeout => Outcome::Timeout,
-            Ending::Disconnected => Outcome::Disconnected,
-            Ending::Cancelled => Outcome::Cancelled,
+            CallEnding::Answered(_) => CallerToolOutcome::Answered,
+            CallEnding::Failed(_) => CallerToolOutcome::Error,
+            CallEnding::Timeout => CallerToolOutcome::Timeout,
+            CallEnding::Disconnected => CallerToolOutcome::Disconnected,
+            CallEnding::Cancelled => CallerToolOutcome::Cancelled,
         }
     }
 }
 
-/// A call that is over: tell `waiter`, and the log.
+/// A call that has ended, and what waits for it. Whoever receives it has to log the end and inform `waiter`.
 #[derive(Debug)]
-pub struct Ended<W> {
-    /// Which.
+pub struct EndedCall<W> {
+    /// The call's request.
     pub request_id: RequestId,
-    /// Whose tool.
+    /// The caller whose tool was called.
     pub caller_id: CallerId,
-    /// Who waits.
+    /// What waits for the result.
     pub waiter: W,
     /// How it ended.
-    pub ending: Ending,
+    pub ending: CallEnding,
 }
 
 /// Why an answer was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// No such request, or it ended without this answer.
+pub enum AnswerRefusal {
+    /// There is no such request, or it ended unanswered.
     NotFound,
-    /// It was answered already.
-    Repeated,
-    /// Another principal's.
-    Foreign,
+    /// The request was answered already.
+    AlreadyAnswered,
+    /// The request belongs to a caller that another principal declared.
+    OtherPrincipal,
 }
 
-impl Refusal {
-    /// The refusal as the debugger says it.
+impl AnswerRefusal {
+    /// The refusal as text for the debugger.
     pub fn reason(self) -> &'static str {
         match self {
-            Refusal::NotFound => "no such request is open: it is unknown, or its answer came too late",
-            Refusal::Repeated => "the request was answered already",
-            Refusal::Foreign => "the request belongs to another principal",
+            AnswerRefusal::NotFound => "no such request is open: it is unknown, or its answer came too late",
+            AnswerRefusal::AlreadyAnswered => "the request was answered already",
+            AnswerRefusal::OtherPrincipal => "the request belongs to another principal",
         }
     }
 
-    /// The refusal as an error.
+    /// The refusal as an error for the client.
     pub fn error(self) -> Error {
         match self {
-            Refusal::NotFound => Error::not_found(self.reason()),
-            Refusal::Repeated => Error::conflict(self.reason()),
-            Refusal::Foreign => Error::permission_denied(self.reason()),
+            AnswerRefusal::NotFound => Error::not_found(self.reason()),
+            AnswerRefusal::AlreadyAnswered => Error::conflict(self.reason()),
+            AnswerRefusal::OtherPrincipal => Error::permission_denied(self.reason()),
         }
     }
 }
 
-/// Who declares, and over which connection.
+/// Who declared a caller's tools, and over which connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declarer {
-    /// The principal.
-    pub owner: Owner,
-    /// The stateful MCP session it came over, if it did.
+    /// The declaring principal.
+    pub principal: PrincipalId,
+    /// The stateful MCP session the declaration came over, if it came over one.
     pub mcp_session: Option<String>,
 }
 
+/// A caller with declared tools or open calls.
 #[derive(Debug)]
-struct Caller {
+struct DeclaredCaller {
     declarer: Declarer,
-    lent: Arc<Declaration>,
+    declaration: Arc<CallerDeclaration>,
     presence: Presence,
-    /// Its owner's token was revoked or has expired.
-    disowned: bool,
-    /// Its open calls, oldest first.
+    /// The declaring token was revoked or has expired.
+    token_revoked: bool,
+    /// The numbers of its open calls, oldest first.
     open: BTreeSet<u64>,
 }
 
+/// A call that waits for the caller's answer.
 #[derive(Debug)]
-struct Open<W> {
+struct OpenCall<W> {
     request_id: RequestId,
     caller_id: CallerId,
-    owner: Owner,
-    asked: Instant,
-    index: Option<i64>,
+    /// The principal that may answer: the one that had declared the caller when the call was opened.
+    owner: PrincipalId,
+    opened_at: Instant,
+    log_index: Option<i64>,
     waiter: W,
 }
 
-/// See the module.
+/// The callers and open calls of one session.
 #[derive(Debug)]
-pub struct Book<W> {
-    rules: Rules,
-    callers: IndexMap<CallerId, Caller>,
-    /// Numbered as they were asked. The timeout is one for all, so this is also the order in which
-    /// they time out, and no other queue of deadlines is needed.
-    open: BTreeMap<u64, Open<W>>,
+pub struct CallerBook<W> {
+    limits: RelayLimits,
+    callers: IndexMap<CallerId, DeclaredCaller>,
+    /// Open calls by number, in the order they were opened. All have the same timeout, so this is also the
+    /// order in which they time out, and no other queue of deadlines is needed.
+    open: BTreeMap<u64, OpenCall<W>>,
+    /// The number of each open call, by its request id.
     numbers: HashMap<RequestId, u64>,
-    next: u64,
-    finished: Finished,
+    next_number: u64,
+    recently_ended: RecentlyEnded,
     closed: bool,
 }
 
-impl<W> Book<W> {
-    /// An empty book.
-    pub fn new(rules: Rules) -> Self {
+impl<W> CallerBook<W> {
+    /// A book without callers and calls.
+    pub fn new(limits: RelayLimits) -> Self {
         Self {
-            rules,
+            limits,
             callers: IndexMap::new(),
             open: BTreeMap::new(),
             numbers: HashMap::new(),
-            next: 0,
-            finished: Finished::default(),
+            next_number: 0,
+            recently_ended: RecentlyEnded::default(),
             closed: false,
         }
     }
 
-    /// The principal that owns a caller id now: the one whose declaration stands and who is there, or
-    /// was a grace ago. `None`: anyone may take it.
-    pub fn live_owner(&self, caller_id: &CallerId, now: Instant) -> Option<&Owner> {
+    /// The principal that owns a caller id now: it lends tools or has open calls under the id, and is present
+    /// or absent for less than the grace. `None` when any principal may declare the id.
+    pub fn live_owner(&self, caller_id: &CallerId, now: Instant) -> Option<&PrincipalId> {
         let caller = self.callers.get(caller_id)?;
-        let lent = !caller.lent.tools.is_empty() || !caller.open.is_empty();
+        let lent = !caller.declaration.tools.is_empty() || !caller.open.is_empty();
         let there = caller
             .presence
             .absent_since(now)
-            .is_none_or(|since| now < since + self.rules.grace);
-        (lent && there && !caller.disowned).then_some(&caller.declarer.owner)
+            .is_none_or(|since| now < since + self.limits.reconnect_grace);
+        (lent && there && !caller.token_revoked).then_some(&caller.declarer.principal)
     }
 
-    /// Replaces what a caller lends; an empty declaration withdraws it. `holds` are the streams and
-    /// polls that already speak for it. Returns calls that end because another principal took the id.
+    /// Replaces what a caller lends; an empty declaration withdraws it. `holds` are the streams and polls the
+    /// caller already has open. Returns the calls that end because another principal took the id over.
     pub fn declare(
         &mut self,
         declarer: Declarer,
-        declaration: Declaration,
+        declaration: CallerDeclaration,
         holds: impl IntoIterator<Item = HoldId>,
         now: Instant,
-    ) -> Result<Vec<Ended<W>>> {
+    ) -> Result<Vec<EndedCall<W>>> {
         let caller_id = declaration.caller_id.clone();
         if self.closed {
             return Err(Error::conflict("the session is over"));
         }
         if self
             .live_owner(&caller_id, now)
-            .is_some_and(|owner| *owner != declarer.owner)
+            .is_some_and(|owner| *owner != declarer.principal)
         {
             return Err(Error::conflict(format!(
                 "caller_id {caller_id} belongs to another token in this session; choose another caller_id"
@@ -215,19 +221,19 @@ impl<W> Book<W> {
         let taken_over = self
             .callers
             .get(&caller_id)
-            .is_some_and(|c| c.declarer.owner != declarer.owner);
+            .is_some_and(|c| c.declarer.principal != declarer.principal);
         let ended = match taken_over {
-            true => self.end_all_of(&caller_id, &Ending::Disconnected),
+            true => self.end_all_of(&caller_id, &CallEnding::Disconnected),
             false => Vec::new(),
         };
-        // Declaring is a sign of life: it counts like a poll that was just answered.
-        let presence = Presence::new(holds, now + self.rules.linger);
+        // A declaration proves presence, like a poll that was just answered.
+        let presence = Presence::new(holds, now + self.limits.linger);
         match self.callers.get_mut(&caller_id) {
             Some(caller) => {
                 caller.declarer = declarer;
-                caller.lent = declaration.into();
+                caller.declaration = declaration.into();
                 caller.presence = presence;
-                caller.disowned = false;
+                caller.token_revoked = false;
                 self.forget_if_done(&caller_id);
             }
             None if declaration.tools.is_empty() => {}
@@ -235,11 +241,11 @@ impl<W> Book<W> {
                 let lent = declaration.into();
                 self.callers.insert(
                     caller_id,
-                    Caller {
+                    DeclaredCaller {
                         declarer,
-                        lent,
+                        declaration: lent,
                         presence,
-                        disowned: false,
+                        token_revoked: false,
                         open: BTreeSet::new(),
                     },
                 );
@@ -248,29 +254,29 @@ impl<W> Book<W> {
         Ok(ended)
     }
 
-    /// The owner's token is dead: another principal may take the id.
-    pub fn disown(&mut self, caller_id: &CallerId) {
+    /// Notes that the declaring token was revoked or has expired, so that another principal may take the id.
+    pub fn mark_token_revoked(&mut self, caller_id: &CallerId) {
         if let Some(caller) = self.callers.get_mut(caller_id) {
-            caller.disowned = true;
+            caller.token_revoked = true;
         }
     }
 
-    /// What is lent now, in the order it was first declared.
-    pub fn declarations(&self) -> Vec<Arc<Declaration>> {
+    /// The declarations with at least one tool, in the order they were first made.
+    pub fn declarations(&self) -> Vec<Arc<CallerDeclaration>> {
         self.callers
             .values()
-            .filter(|c| !c.lent.tools.is_empty())
-            .map(|c| c.lent.clone())
+            .filter(|c| !c.declaration.tools.is_empty())
+            .map(|c| c.declaration.clone())
             .collect()
     }
 
     /// The principal behind a caller's declaration.
-    pub fn owner(&self, caller_id: &CallerId) -> Option<&Owner> {
-        self.callers.get(caller_id).map(|c| &c.declarer.owner)
+    pub fn owner(&self, caller_id: &CallerId) -> Option<&PrincipalId> {
+        self.callers.get(caller_id).map(|c| &c.declarer.principal)
     }
 
-    /// Opens a call of a lent tool.
-    pub fn call(
+    /// Opens a call of a lent tool. Fails when the caller does not lend it or too many calls are open.
+    pub fn open_call(
         &mut self,
         request_id: RequestId,
         caller_id: &CallerId,
@@ -281,90 +287,90 @@ impl<W> Book<W> {
         if self.closed {
             return Err(Error::unavailable("the session is over"));
         }
-        if self.open.len() >= self.rules.most_open {
+        if self.open.len() >= self.limits.max_open_calls {
             return Err(Error::limit_exceeded(format!(
                 "{} calls of caller tools are open in this session; wait for some to end",
                 self.open.len()
             )));
         }
-        let lends = |c: &&mut Caller| c.lent.tools.iter().any(|t| t.name == tool);
+        let lends = |c: &&mut DeclaredCaller| c.declaration.tools.iter().any(|t| t.name == tool);
         let Some(caller) = self.callers.get_mut(caller_id).filter(lends) else {
             return Err(Error::not_found(format!(
                 "caller {caller_id} does not lend a tool {tool:?}"
             )));
         };
-        let number = self.next;
-        self.next += 1;
+        let number = self.next_number;
+        self.next_number += 1;
         caller.open.insert(number);
         self.numbers.insert(request_id.clone(), number);
-        let owner = caller.declarer.owner.clone();
-        let open = Open {
+        let owner = caller.declarer.principal.clone();
+        let open = OpenCall {
             request_id,
             caller_id: caller_id.clone(),
             owner,
-            asked: now,
-            index: None,
+            opened_at: now,
+            log_index: None,
             waiter,
         };
         self.open.insert(number, open);
         Ok(())
     }
 
-    /// Notes where the log has a call's request.
-    pub fn logged(&mut self, request_id: &RequestId, index: i64) {
+    /// Notes the log index of a call's request event.
+    pub fn set_log_index(&mut self, request_id: &RequestId, index: i64) {
         if let Some(open) = self.numbers.get(request_id).and_then(|n| self.open.get_mut(n)) {
-            open.index = Some(index);
+            open.log_index = Some(index);
         }
     }
 
-    /// Ends a call with the answer of `who`, if it is theirs to give.
+    /// Ends a call with an answer, if `who` is the principal that declared the caller.
     pub fn answer(
         &mut self,
         request_id: &RequestId,
-        who: &Owner,
-        ending: Ending,
-    ) -> std::result::Result<Ended<W>, Refusal> {
+        who: &PrincipalId,
+        ending: CallEnding,
+    ) -> std::result::Result<EndedCall<W>, AnswerRefusal> {
         match self.numbers.get(request_id) {
             Some(&number) => match self.open.get(&number).is_some_and(|o| o.owner == *who) {
-                true => self.end(number, ending).ok_or(Refusal::NotFound),
-                false => Err(Refusal::Foreign),
+                true => self.end(number, ending).ok_or(AnswerRefusal::NotFound),
+                false => Err(AnswerRefusal::OtherPrincipal),
             },
-            None => Err(match self.finished.get(request_id) {
-                None => Refusal::NotFound,
-                Some((owner, _)) if owner != who => Refusal::Foreign,
-                Some((_, Fate::Answered)) => Refusal::Repeated,
-                Some((_, Fate::Lost)) => Refusal::NotFound,
+            None => Err(match self.recently_ended.get(request_id) {
+                None => AnswerRefusal::NotFound,
+                Some((owner, _)) if owner != who => AnswerRefusal::OtherPrincipal,
+                Some((_, RecentEnding::Answered)) => AnswerRefusal::AlreadyAnswered,
+                Some((_, RecentEnding::Unanswered)) => AnswerRefusal::NotFound,
             }),
         }
     }
 
-    /// Nobody waits for this call any more.
-    pub fn cancel(&mut self, request_id: &RequestId) -> Option<Ended<W>> {
+    /// Ends a call as cancelled; `None` when it is not open.
+    pub fn cancel(&mut self, request_id: &RequestId) -> Option<EndedCall<W>> {
         let number = *self.numbers.get(request_id)?;
-        self.end(number, Ending::Cancelled)
+        self.end(number, CallEnding::Cancelled)
     }
 
-    /// A stream, poll or waiting message was opened for the callers that `matches` says.
-    pub fn arrive(&mut self, hold: HoldId, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+    /// Notes a stream, poll or waiting message opened by the callers for which `matches` is true.
+    pub fn add_hold(&mut self, hold: HoldId, matches: impl Fn(&CallerId, &Declarer) -> bool) {
         for (id, caller) in &mut self.callers {
             if matches(id, &caller.declarer) {
-                caller.presence.arrive(hold);
+                caller.presence.add_hold(hold);
             }
         }
     }
 
-    /// It ended.
-    pub fn depart(&mut self, hold: HoldId, how: Departure, now: Instant) {
+    /// Notes the end of a stream, poll or waiting message.
+    pub fn end_hold(&mut self, hold: HoldId, how: HoldEnd, now: Instant) {
         for caller in self.callers.values_mut() {
-            caller.presence.depart(hold, how, now, self.rules.linger);
+            caller.presence.end_hold(hold, how, now, self.limits.linger);
         }
     }
 
-    /// Everyone `matches` says has left, whatever streams still look open.
-    pub fn leave(&mut self, now: Instant, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+    /// Marks the callers for which `matches` is true as absent, even if they seem to have streams open.
+    pub fn mark_left(&mut self, now: Instant, matches: impl Fn(&CallerId, &Declarer) -> bool) {
         for (id, caller) in &mut self.callers {
             if matches(id, &caller.declarer) {
-                caller.presence.leave(now);
+                caller.presence.mark_left(now);
             }
         }
     }
@@ -376,9 +382,9 @@ impl<W> Book<W> {
             .is_some_and(|c| c.presence.absent_since(now).is_none())
     }
 
-    /// Ends what is due.
-    pub fn tick(&mut self, now: Instant) -> Vec<Ended<W>> {
-        let mut due: Vec<(u64, Ending)> = Vec::new();
+    /// Ends the calls that have timed out or whose caller has been absent for too long.
+    pub fn tick(&mut self, now: Instant) -> Vec<EndedCall<W>> {
+        let mut due: Vec<(u64, CallEnding)> = Vec::new();
         for caller in self.callers.values() {
             let Some(since) = caller.presence.absent_since(now) else {
                 continue;
@@ -387,14 +393,14 @@ impl<W> Book<W> {
                 .open
                 .iter()
                 .copied()
-                .take_while(|n| self.lost_at(*n, since) <= now);
-            due.extend(lost.map(|n| (n, Ending::Disconnected)));
+                .take_while(|n| self.disconnect_deadline(*n, since) <= now);
+            due.extend(lost.map(|n| (n, CallEnding::Disconnected)));
         }
         let timed_out = self
             .open
             .iter()
-            .take_while(|(_, o)| o.asked + self.rules.timeout <= now);
-        due.extend(timed_out.map(|(n, _)| (*n, Ending::Timeout)));
+            .take_while(|(_, o)| o.opened_at + self.limits.call_timeout <= now);
+        due.extend(timed_out.map(|(n, _)| (*n, CallEnding::Timeout)));
         due.into_iter()
             .filter_map(|(number, ending)| self.end(number, ending))
             .collect()
@@ -402,37 +408,44 @@ impl<W> Book<W> {
 
     /// When [`tick`](Self::tick) next has something to do, if nothing else happens.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let timeout = self.open.values().next().map(|o| o.asked + self.rules.timeout);
+        let timeout = self
+            .open
+            .values()
+            .next()
+            .map(|o| o.opened_at + self.limits.call_timeout);
         let lost = self.callers.values().filter_map(|caller| {
             let first = caller.open.first()?;
-            Some(self.lost_at(*first, caller.presence.leaves_at()?))
+            Some(self.disconnect_deadline(*first, caller.presence.absent_at()?))
         });
         lost.chain(timeout).min()
     }
 
-    /// Ends every call; nothing can be opened or declared after.
-    pub fn close(&mut self) -> Vec<Ended<W>> {
+    /// Ends every call. Nothing can be opened or declared afterwards.
+    pub fn close(&mut self) -> Vec<EndedCall<W>> {
         self.closed = true;
         let numbers: Vec<u64> = self.open.keys().copied().collect();
         let ended = numbers
             .into_iter()
-            .filter_map(|n| self.end(n, Ending::Cancelled))
+            .filter_map(|n| self.end(n, CallEnding::Cancelled))
             .collect();
         self.callers.clear();
         ended
     }
 
-    /// Where the log has the open requests of the callers that `matches` says, oldest first.
-    pub fn open_indexes(&self, matches: impl Fn(&CallerId, &Declarer) -> bool) -> Vec<i64> {
+    /// The log indexes of the open requests of the callers for which `matches` is true, oldest call first.
+    pub fn open_request_indexes(&self, matches: impl Fn(&CallerId, &Declarer) -> bool) -> Vec<i64> {
         let callers = self.callers.iter().filter(|(id, c)| matches(id, &c.declarer));
         let numbers: BTreeSet<u64> = callers.flat_map(|(_, c)| c.open.iter().copied()).collect();
-        numbers.iter().filter_map(|n| self.open.get(n)?.index).collect()
+        numbers
+            .iter()
+            .filter_map(|n| self.open.get(n)?.log_index)
+            .collect()
     }
 
     /// How many ended calls are remembered.
     #[cfg(test)]
     pub(super) fn remembered(&self) -> usize {
-        self.finished.len()
+        self.recently_ended.len()
     }
 
     /// How many calls are open.
@@ -440,13 +453,14 @@ impl<W> Book<W> {
         self.open.len()
     }
 
-    /// A call made while nobody is there waits as long for a return as one that was open before.
-    fn lost_at(&self, number: u64, absent_since: Instant) -> Instant {
-        let asked = self.open.get(&number).map_or(absent_since, |o| o.asked);
-        absent_since.max(asked) + self.rules.grace
+    /// When an open call of an absent caller ends as disconnected. A call opened during the absence waits for
+    /// the full grace too, so the later of the two moments counts.
+    fn disconnect_deadline(&self, number: u64, absent_since: Instant) -> Instant {
+        let asked = self.open.get(&number).map_or(absent_since, |o| o.opened_at);
+        absent_since.max(asked) + self.limits.reconnect_grace
     }
 
-    fn end_all_of(&mut self, caller_id: &CallerId, ending: &Ending) -> Vec<Ended<W>> {
+    fn end_all_of(&mut self, caller_id: &CallerId, ending: &CallEnding) -> Vec<EndedCall<W>> {
         let open = self
             .callers
             .get(caller_id)
@@ -457,19 +471,21 @@ impl<W> Book<W> {
             .collect()
     }
 
-    fn end(&mut self, number: u64, ending: Ending) -> Option<Ended<W>> {
+    fn end(&mut self, number: u64, ending: CallEnding) -> Option<EndedCall<W>> {
         let open = self.open.remove(&number)?;
         self.numbers.remove(&open.request_id);
         if let Some(caller) = self.callers.get_mut(&open.caller_id) {
             caller.open.remove(&number);
         }
         self.forget_if_done(&open.caller_id);
-        let fate = match ending {
-            Ending::Answered(_) | Ending::Failed(_) => Fate::Answered,
-            Ending::Timeout | Ending::Disconnected | Ending::Cancelled => Fate::Lost,
+        let recent = match ending {
+            CallEnding::Answered(_) | CallEnding::Failed(_) => RecentEnding::Answered,
+            CallEnding::Timeout | CallEnding::Disconnected | CallEnding::Cancelled => {
+                RecentEnding::Unanswered
+            }
         };
-        self.finished.remember(&open.request_id, open.owner, fate);
-        Some(Ended {
+        self.recently_ended.remember(&open.request_id, open.owner, recent);
+        Some(EndedCall {
             request_id: open.request_id,
             caller_id: open.caller_id,
             waiter: open.waiter,
@@ -477,12 +493,12 @@ impl<W> Book<W> {
         })
     }
 
-    /// A caller that lends nothing and waits for nothing has no claim on its id.
+    /// Removes a caller that lends no tools and has no open calls: it no longer owns its id.
     fn forget_if_done(&mut self, caller_id: &CallerId) {
         if self
             .callers
             .get(caller_id)
-            .is_some_and(|c| c.lent.tools.is_empty() && c.open.is_empty())
+            .is_some_and(|c| c.declaration.tools.is_empty() && c.open.is_empty())
         {
             self.callers.shift_remove(caller_id);
         }

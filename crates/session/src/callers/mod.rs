@@ -1,20 +1,21 @@
-//! Caller tools: what the program that started a session lends to its agent.
+//! Caller tools: tools that a client program lends to a session's agent.
 //!
-//! - [`book`]: the pure state machine of one session; [`presence`] and `finished` are its parts.
-//! - [`board`]: what callers hold open, across sessions.
-//! - `again`: open requests read back from the log for a caller that returned.
-//! - [`CallerBook`]: the book with a clock, the event log and whoever waits.
+//! - [`book`]: a pure state machine of one session's callers and open calls; [`presence`] and `recently_ended`
+//!   are its parts.
+//! - [`presence_tracker`]: the streams, polls and messages that callers hold open, of all sessions.
+//! - `redelivery`: reads open requests back from the log for a caller that has reconnected.
+//! - [`CallerRelay`]: connects the book with the clock, the event log and the waiting calls.
 
-mod again;
-pub mod board;
 pub mod book;
-mod finished;
 pub mod presence;
+pub mod presence_tracker;
+mod recently_ended;
+mod redelivery;
 
 #[cfg(test)]
 mod book_tests;
 #[cfg(test)]
-mod shell_tests;
+mod relay_tests;
 
 use std::{
     sync::{Arc, Weak},
@@ -26,109 +27,114 @@ use async_trait::async_trait;
 use futures::Stream;
 use oubliette_protocol::{
     CallerId, Error, Principal, RequestId, Result, Scope, SessionId,
-    caller::{Declaration, LentTool, full_name},
+    caller::{CallerDeclaration, LentTool, full_name},
     debug::DebugBody,
-    event::{Event, EventBody},
+    event::{EventBody, SessionEvent},
 };
 use oubliette_store::{Store, TokenRow};
-use oubliette_tools::{CallContext, Callers, Origin, Permit};
+use oubliette_tools::{CallContext, CallOrigin, CallerTools, Permit};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{Notify, oneshot, watch};
 
 use self::{
-    board::Board,
-    book::{Book, Declarer, Ended, Ending, Owner},
-    presence::{Departure, HoldId},
+    book::{CallEnding, CallerBook, Declarer, EndedCall, PrincipalId},
+    presence::{HoldEnd, HoldId},
+    presence_tracker::PresenceTracker,
 };
 
 pub use self::{
-    board::{Hold, Kind, Load, PresenceKey},
-    book::Rules,
+    book::RelayLimits,
+    presence_tracker::{CallerLoad, HoldKind, PresenceHold, PresenceKey},
 };
 
-type Waiter = oneshot::Sender<Ending>;
+type CallWaiter = oneshot::Sender<CallEnding>;
 
-struct State {
-    book: Book<Waiter>,
-    /// When the driver looks next, while there is one.
-    driven_until: Option<Instant>,
+struct CallerRelayState {
+    book: CallerBook<CallWaiter>,
+    /// When the deadline task next checks the book; `None` while that task does not run.
+    next_check: Option<Instant>,
 }
 
-/// The callers of one session: declared, called, answered.
-pub struct CallerBook {
-    me: Weak<Self>,
+/// The caller relay of one session: takes declarations, passes calls to callers and answers back to the agent.
+pub struct CallerRelay {
+    weak_self: Weak<Self>,
     session: SessionId,
     store: Store,
-    board: Arc<Board>,
-    state: Mutex<State>,
-    sooner: Notify,
+    presence: Arc<PresenceTracker>,
+    state: Mutex<CallerRelayState>,
+    deadline_moved: Notify,
     changes: watch::Sender<u64>,
 }
 
-impl CallerBook {
-    pub(crate) fn new(session: SessionId, store: Store, board: Arc<Board>, rules: Rules) -> Arc<Self> {
-        let book = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+impl CallerRelay {
+    pub(crate) fn new(
+        session: SessionId,
+        store: Store,
+        presence: Arc<PresenceTracker>,
+        limits: RelayLimits,
+    ) -> Arc<Self> {
+        let relay = Arc::new_cyclic(|weak_self| Self {
+            weak_self: weak_self.clone(),
             session,
             store,
-            board: board.clone(),
-            state: Mutex::new(State {
-                book: Book::new(rules),
-                driven_until: None,
+            presence: presence.clone(),
+            state: Mutex::new(CallerRelayState {
+                book: CallerBook::new(limits),
+                next_check: None,
             }),
-            sooner: Notify::new(),
+            deadline_moved: Notify::new(),
             changes: watch::Sender::new(0),
         });
-        board.add(&book);
-        book
+        presence.add_relay(&relay);
+        relay
     }
 
-    /// Whose callers.
+    /// The session whose callers these are.
     pub fn session(&self) -> &SessionId {
         &self.session
     }
 
-    /// Bumped whenever a declaration changes.
+    /// A counter that increases whenever a declaration changes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Takes a declaration. `taken` says who has a full name already. Everything is checked before
-    /// anything changes.
+    /// Records a declaration. `taken` returns what already uses a full tool name. Everything is checked before
+    /// anything is changed.
     pub(crate) async fn declare(
         &self,
         principal: &Principal,
         mcp_session: Option<String>,
-        declaration: Declaration,
+        declaration: CallerDeclaration,
         taken: impl Fn(&str) -> Option<String>,
     ) -> Result<()> {
         let declarer = Declarer {
-            owner: Owner(principal.token_id.clone()),
+            principal: PrincipalId(principal.token_id.clone()),
             mcp_session,
         };
-        self.check(&declaration, taken)?;
-        self.release_if_revoked(&declaration.caller_id, &declarer.owner)
+        self.check_names(&declaration, taken)?;
+        self.release_if_revoked(&declaration.caller_id, &declarer.principal)
             .await;
         let caller_id = declaration.caller_id.clone();
         let ended = self
-            .board
+            .presence
             .with_holds_of(&self.session, &caller_id, &declarer, |holds| {
                 self.state
                     .lock()
                     .book
                     .declare(declarer.clone(), declaration, holds, Instant::now())
             })?;
-        self.look_sooner();
+        self.ensure_deadline_task();
         self.changes.send_modify(|version| *version += 1);
-        self.finish(ended).await;
+        self.log_and_deliver(ended).await;
         Ok(())
     }
 
-    /// Checks a declaration against the session without taking it.
-    pub(crate) fn check(
+    /// Checks that the full names of a declaration's tools are free in the session.
+    pub(crate) fn check_names(
         &self,
-        declaration: &Declaration,
+        declaration: &CallerDeclaration,
         taken: impl Fn(&str) -> Option<String>,
     ) -> Result<()> {
         for tool in &declaration.tools {
@@ -142,27 +148,28 @@ impl CallerBook {
         Ok(())
     }
 
-    /// A revoked or expired token is not live: what it declared can be taken over.
-    async fn release_if_revoked(&self, caller_id: &CallerId, by: &Owner) {
+    /// Gives up a caller id whose token was revoked or has expired, so that another token can declare it.
+    async fn release_if_revoked(&self, caller_id: &CallerId, by: &PrincipalId) {
         let owner = self
             .state
             .lock()
             .book
             .live_owner(caller_id, Instant::now())
             .cloned();
-        if let Some(Owner(Some(token))) = owner.filter(|owner| owner != by) {
+        if let Some(PrincipalId(Some(token))) = owner.filter(|owner| owner != by) {
             let row = self.store.token_get(&token).await.ok().flatten();
             let now = oubliette_store::now();
             let live = |row: &TokenRow| row.revoked_at.is_none() && row.expires_at.is_none_or(|at| at > now);
             if !row.as_ref().is_some_and(live) {
-                self.board
-                    .leave(|declarer| declarer.owner == Owner(Some(token.clone())));
-                self.state.lock().book.disown(caller_id);
+                self.presence
+                    .mark_left(|declarer| declarer.principal == PrincipalId(Some(token.clone())));
+                self.state.lock().book.mark_token_revoked(caller_id);
             }
         }
     }
 
-    /// Answers an open request. `result` and `error` are absent when null.
+    /// Answers an open request with a result or an error. A null `result` counts as absent; with neither the
+    /// answer is null.
     pub async fn answer(
         &self,
         principal: &Principal,
@@ -173,48 +180,51 @@ impl CallerBook {
         let ending = match (result.filter(|r| !r.is_null()), error) {
             (Some(_), Some(_)) => {
                 let error = Error::invalid("give result or error, not both");
-                self.note_refusal(request_id, &error.message);
+                self.record_refusal(request_id, &error.message);
                 return Err(error);
             }
-            (None, Some(error)) => Ending::Failed(error),
-            (result, None) => Ending::Answered(result.unwrap_or(Value::Null)),
+            (None, Some(error)) => CallEnding::Failed(error),
+            (result, None) => CallEnding::Answered(result.unwrap_or(Value::Null)),
         };
-        let owner = Owner(principal.token_id.clone());
-        // What is no request id names no request.
+        let owner = PrincipalId(principal.token_id.clone());
+        // A malformed id is refused like an unknown one.
         let known = request_id
             .parse::<RequestId>()
-            .map_err(|_| book::Refusal::NotFound);
+            .map_err(|_| book::AnswerRefusal::NotFound);
         let answered = known.and_then(|id| self.state.lock().book.answer(&id, &owner, ending));
         match answered {
             Ok(ended) => {
-                self.finish(vec![ended]).await;
+                self.log_and_deliver(vec![ended]).await;
                 Ok(())
             }
             Err(refusal) => {
-                self.note_refusal(request_id, refusal.reason());
+                self.record_refusal(request_id, refusal.reason());
                 Err(refusal.error())
             }
         }
     }
 
-    fn note_refusal(&self, request_id: &str, reason: &str) {
-        note_refusal(&self.store, &self.session, request_id, reason);
+    fn record_refusal(&self, request_id: &str, reason: &str) {
+        record_refusal(&self.store, &self.session, request_id, reason);
     }
 
-    /// The open requests of the callers a stream speaks for, to be delivered again, oldest first. Which
-    /// they are is settled now; they are read as they are asked for, page by page.
-    pub fn open_requests(&self, key: &PresenceKey) -> impl Stream<Item = Result<Arc<Event>>> + Send + use<> {
-        let owner = Owner(key.principal.clone());
-        let mut indexes = self.state.lock().book.open_indexes(|caller, declarer| {
-            declarer.owner == owner
+    /// The open requests of the callers a stream belongs to, oldest first, for delivery after a reconnect. The
+    /// set is fixed by this call; the events are read page by page as the stream is polled.
+    pub fn open_requests(
+        &self,
+        key: &PresenceKey,
+    ) -> impl Stream<Item = Result<Arc<SessionEvent>>> + Send + use<> {
+        let owner = PrincipalId(key.principal.clone());
+        let mut indexes = self.state.lock().book.open_request_indexes(|caller, declarer| {
+            declarer.principal == owner
                 && key.caller_id.as_ref().is_none_or(|named| named == caller)
                 && (key.caller_id.is_some()
                     || declarer.mcp_session == key.mcp_session
                     || key.session.is_some())
         });
-        // Calls made at once may be logged in another order than they were opened in.
+        // Concurrent calls may be logged in another order than they were opened.
         indexes.sort_unstable();
-        again::read(self.store.events().clone(), self.session.clone(), indexes.into())
+        redelivery::read_events_at(self.store.events().clone(), self.session.clone(), indexes.into())
     }
 
     /// Whether a caller is present.
@@ -222,39 +232,40 @@ impl CallerBook {
         self.state.lock().book.is_present(caller_id, Instant::now())
     }
 
-    /// How many calls wait.
+    /// How many calls wait for an answer.
     pub fn open_calls(&self) -> usize {
         self.state.lock().book.open_calls()
     }
 
-    /// The session is over: every open call ends as cancelled.
+    /// Ends every open call as cancelled, because the session ends or leaves memory.
     pub(crate) async fn close(&self) {
         let ended = self.state.lock().book.close();
-        self.finish(ended).await;
-        self.board.remove(&self.session);
+        self.log_and_deliver(ended).await;
+        self.presence.remove_relay(&self.session);
         self.changes.send_modify(|version| *version += 1);
     }
 
-    pub(super) fn arrive(&self, hold: HoldId, speaks: impl Fn(&CallerId, &Declarer) -> bool) {
-        self.state.lock().book.arrive(hold, speaks);
+    pub(super) fn add_hold(&self, hold: HoldId, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+        self.state.lock().book.add_hold(hold, matches);
     }
 
-    pub(super) fn depart(&self, hold: HoldId, how: Departure, now: Instant) {
-        self.state.lock().book.depart(hold, how, now);
-        self.look_sooner();
+    pub(super) fn end_hold(&self, hold: HoldId, how: HoldEnd, now: Instant) {
+        self.state.lock().book.end_hold(hold, how, now);
+        self.ensure_deadline_task();
     }
 
-    pub(super) fn leave(&self, matches: impl Fn(&CallerId, &Declarer) -> bool) {
-        self.state.lock().book.leave(Instant::now(), matches);
-        self.look_sooner();
+    pub(super) fn mark_left(&self, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+        self.state.lock().book.mark_left(Instant::now(), matches);
+        self.ensure_deadline_task();
     }
 
-    /// The end of a call goes into the log before the agent can act on it.
-    async fn finish(&self, ended: Vec<Ended<Waiter>>) {
+    /// Logs the end of calls and then passes the results to the waiting agents, in this order, so that the log
+    /// has the end before the agent can act on it.
+    async fn log_and_deliver(&self, ended: Vec<EndedCall<CallWaiter>>) {
         let (store, session) = (self.store.clone(), self.session.clone());
-        // These calls are in no table any more: whatever happens to whoever ended them, this is their end.
-        let finished = whole(async move {
-            for Ended {
+        // The book no longer has these calls, so this must finish even if the future is dropped.
+        let finished = run_to_completion(async move {
+            for EndedCall {
                 request_id,
                 waiter,
                 ending,
@@ -264,7 +275,7 @@ impl CallerBook {
                 let outcome = ending.outcome();
                 let body = EventBody::CallerToolDone { request_id, outcome };
                 if let Err(error) = store.events().append_soon(&session, body).await {
-                    tracing::error!(%session, error = %error.for_log(), "a caller call's end was not logged");
+                    tracing::error!(%session, error = %error.for_log(), "appending the end of a caller tool call failed");
                 }
                 // Nobody waits when the call was cancelled.
                 let _ = waiter.send(ending);
@@ -273,43 +284,45 @@ impl CallerBook {
         let _ = finished.await;
     }
 
-    /// Makes sure that something looks at the book when its next deadline comes: one task a session, from the
-    /// first call on until a deadline comes with none open. A call that ends in time does not wake it.
-    fn look_sooner(&self) {
+    /// Makes sure that the book is checked at its next deadline. One task a session does that; it starts with
+    /// the first call and ends when it finds no further deadline. A call that is answered does not wake it.
+    fn ensure_deadline_task(&self) {
         let mut state = self.state.lock();
         let Some(next) = state.book.next_deadline() else {
             return;
         };
-        match state.driven_until {
+        match state.next_check {
             Some(until) if until <= next => {}
-            Some(_) => self.sooner.notify_one(),
+            Some(_) => self.deadline_moved.notify_one(),
             None => {
-                let Some(me) = self.me.upgrade() else { return };
-                state.driven_until = Some(next);
+                let Some(me) = self.weak_self.upgrade() else {
+                    return;
+                };
+                state.next_check = Some(next);
                 drop(state);
-                tokio::spawn(me.drive());
+                tokio::spawn(me.run_deadline_task());
             }
         }
     }
 
-    async fn drive(self: Arc<Self>) {
+    async fn run_deadline_task(self: Arc<Self>) {
         loop {
             let (ended, next) = {
                 let mut state = self.state.lock();
                 let ended = state.book.tick(Instant::now());
-                state.driven_until = state.book.next_deadline();
-                (ended, state.driven_until)
+                state.next_check = state.book.next_deadline();
+                (ended, state.next_check)
             };
-            self.finish(ended).await;
+            self.log_and_deliver(ended).await;
             let Some(next) = next else { return };
             tokio::select! {
                 () = tokio::time::sleep_until(next.into()) => {}
-                () = self.sooner.notified() => {}
+                () = self.deadline_moved.notified() => {}
             }
         }
     }
 
-    async fn relay(
+    async fn call_lent_tool(
         &self,
         caller_id: &CallerId,
         tool: &LentTool,
@@ -318,12 +331,15 @@ impl CallerBook {
     ) -> Result<Value> {
         let request_id = RequestId::generate();
         let (waiter, ending) = oneshot::channel();
-        self.state
-            .lock()
-            .book
-            .call(request_id.clone(), caller_id, &tool.name, waiter, Instant::now())?;
-        let mut open = OpenCall {
-            book: self.me.clone(),
+        self.state.lock().book.open_call(
+            request_id.clone(),
+            caller_id,
+            &tool.name,
+            waiter,
+            Instant::now(),
+        )?;
+        let mut open = OpenCallGuard {
+            relay: self.weak_self.clone(),
             request_id: request_id.clone(),
             logged: true,
         };
@@ -334,52 +350,52 @@ impl CallerBook {
             arguments,
         };
         let (store, session) = (self.store.clone(), self.session.clone());
-        // Whole, so that the log never has the end of a call whose beginning it lacks.
-        let logged = whole(async move { store.events().append(&session, vec![body]).await });
+        // Runs to completion, so that the log never has the end of a call without its beginning.
+        let logged = run_to_completion(async move { store.events().append(&session, vec![body]).await });
         match logged.await.and_then(|logged| logged) {
             Ok(events) => {
                 let index = events.first().map_or(-1, |event| event.index);
-                self.state.lock().book.logged(&request_id, index);
+                self.state.lock().book.set_log_index(&request_id, index);
             }
             Err(error) => {
                 open.logged = false;
                 return Err(error);
             }
         }
-        self.look_sooner();
+        self.ensure_deadline_task();
         let mut ending = ending;
         let ending = tokio::select! {
             ending = &mut ending => ending,
             () = ctx.cancel.cancelled() => {
                 let cancelled = self.state.lock().book.cancel(&request_id);
                 if let Some(ended) = cancelled {
-                    Box::pin(self.finish(vec![ended])).await;
+                    Box::pin(self.log_and_deliver(vec![ended])).await;
                 }
-                // Had it ended in the same moment, then that is how it ended, for everyone.
+                // If it ended at the same moment, the agent gets that ending, which is also in the log.
                 ending.await
             }
         };
-        let ending = ending.unwrap_or(Ending::Cancelled);
+        let ending = ending.unwrap_or(CallEnding::Cancelled);
         let full = || full_name(caller_id, &tool.name);
         match ending {
-            Ending::Answered(value) => Ok(value),
-            Ending::Failed(text) => Err(Error::tool_error(text)),
-            Ending::Timeout => Err(Error::timeout(format!(
+            CallEnding::Answered(value) => Ok(value),
+            CallEnding::Failed(text) => Err(Error::tool_error(text)),
+            CallEnding::Timeout => Err(Error::timeout(format!(
                 "{}: the caller did not answer in time",
                 full()
             ))),
-            Ending::Disconnected => Err(Error::caller_disconnected(format!(
+            CallEnding::Disconnected => Err(Error::caller_disconnected(format!(
                 "{}: the caller is not connected any more, so the tool cannot be run",
                 full()
             ))),
-            Ending::Cancelled => Err(Error::unavailable(format!("{}: the call was cancelled", full()))),
+            CallEnding::Cancelled => Err(Error::unavailable(format!("{}: the call was cancelled", full()))),
         }
     }
 }
 
-/// Runs a future to its end even when whoever waits for it is dropped: what cannot be done at once is
-/// done in a task of its own.
-async fn whole<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Result<T> {
+/// Runs a future to its end even when the returned future is dropped: if it is not ready at the first poll, it
+/// continues in a task of its own.
+async fn run_to_completion<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Result<T> {
     let mut future = Box::pin(future);
     match futures::poll!(&mut future) {
         Poll::Ready(done) => Ok(done),
@@ -387,8 +403,8 @@ async fn whole<T: Send + 'static>(future: impl Future<Output = T> + Send + 'stat
     }
 }
 
-/// Records a refused answer: in the debugger and the server's log, nowhere else.
-pub(crate) fn note_refusal(store: &Store, session: &SessionId, request_id: &str, reason: &str) {
+/// Records a refused answer in the debugger and in the server's log, but not in the session's event log.
+pub(crate) fn record_refusal(store: &Store, session: &SessionId, request_id: &str, reason: &str) {
     let request_id: String = request_id.chars().take(100).collect();
     tracing::warn!(%session, request_id, reason, "an answer to a caller tool request was refused");
     let body = DebugBody::AnswerRefused {
@@ -398,36 +414,37 @@ pub(crate) fn note_refusal(store: &Store, session: &SessionId, request_id: &str,
     store.debugger().record(Some(session.clone()), None, body);
 }
 
-/// An open call, for when whoever waits is dropped: the caller then learns that it is cancelled.
-struct OpenCall {
-    book: Weak<CallerBook>,
+/// Cancels an open call when the future that waits for it is dropped, so that the log tells the caller.
+struct OpenCallGuard {
+    relay: Weak<CallerRelay>,
     request_id: RequestId,
     logged: bool,
 }
 
-impl Drop for OpenCall {
+impl Drop for OpenCallGuard {
     fn drop(&mut self) {
-        let Some(book) = self.book.upgrade() else { return };
-        let Some(ended) = book.state.lock().book.cancel(&self.request_id) else {
+        let Some(relay) = self.relay.upgrade() else { return };
+        let Some(ended) = relay.state.lock().book.cancel(&self.request_id) else {
             return;
         };
         if let (true, Ok(runtime)) = (self.logged, tokio::runtime::Handle::try_current()) {
-            runtime.spawn(async move { book.finish(vec![ended]).await });
+            runtime.spawn(async move { relay.log_and_deliver(vec![ended]).await });
         }
     }
 }
 
 #[async_trait]
-impl Callers for CallerBook {
-    fn declarations(&self) -> Vec<Arc<Declaration>> {
+impl CallerTools for CallerRelay {
+    fn declarations(&self) -> Vec<Arc<CallerDeclaration>> {
         self.state.lock().book.declarations()
     }
 
-    fn may_call(&self, caller_id: &CallerId, origin: &Origin) -> Result<()> {
-        let Origin::Outside(principal) = origin else {
+    fn may_call(&self, caller_id: &CallerId, origin: &CallOrigin) -> Result<()> {
+        let CallOrigin::Outside(principal) = origin else {
             return Ok(());
         };
-        let declared = self.state.lock().book.owner(caller_id) == Some(&Owner(principal.token_id.clone()));
+        let declared =
+            self.state.lock().book.owner(caller_id) == Some(&PrincipalId(principal.token_id.clone()));
         match declared || principal.scope == Scope::Admin {
             true => Ok(()),
             false => Err(Error::permission_denied(format!(
@@ -444,6 +461,6 @@ impl Callers for CallerBook {
         arguments: Value,
         ctx: &CallContext,
     ) -> Result<Value> {
-        self.relay(caller_id, tool, arguments, ctx).await
+        self.call_lent_tool(caller_id, tool, arguments, ctx).await
     }
 }

@@ -1,36 +1,36 @@
-//! Whether a caller is there.
+//! Whether a caller is present.
 //!
-//! It is while it holds a stream, a poll or a waiting message, and for a while after the last of these
-//! was answered. One that it breaks off is leaving, at once.
+//! A caller is present while it holds a stream, a poll or a waiting message open, and for the linger time after
+//! the last of these was answered. If the caller aborts the last one, it is absent at once.
 
 use std::{
     collections::HashSet,
     time::{Duration, Instant},
 };
 
-/// Names one open stream, poll or waiting message.
+/// Identifies one open stream, poll or waiting message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HoldId(pub u64);
 
 /// How a stream, poll or waiting message ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Departure {
-    /// Oubliette answered it.
+pub enum HoldEnd {
+    /// Oubliette completed it with an answer.
     Answered,
-    /// The caller let go of it.
-    BrokenOff,
+    /// The caller closed the connection before it was answered.
+    Aborted,
 }
 
 /// One caller's presence in one session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Presence {
     holds: HashSet<HoldId>,
-    /// With no holds: present until then, absent since.
+    /// When there are no holds: the moment from which the caller is absent.
     until: Instant,
 }
 
 impl Presence {
-    /// Present by these holds, or without any until then.
+    /// Present while one of these holds is open; without any, until the given moment.
     pub fn new(holds: impl IntoIterator<Item = HoldId>, until: Instant) -> Self {
         Self {
             holds: holds.into_iter().collect(),
@@ -38,33 +38,33 @@ impl Presence {
         }
     }
 
-    /// Since when the caller is absent; `None` while it is there.
+    /// Since when the caller is absent; `None` while it is present.
     pub fn absent_since(&self, now: Instant) -> Option<Instant> {
         (self.holds.is_empty() && self.until <= now).then_some(self.until)
     }
 
-    /// When it will be absent if nothing else happens; `None` while it holds something.
-    pub fn leaves_at(&self) -> Option<Instant> {
+    /// When the caller becomes absent if nothing else happens; `None` while it holds something open.
+    pub fn absent_at(&self) -> Option<Instant> {
         self.holds.is_empty().then_some(self.until)
     }
 
-    /// A stream, poll or waiting message was opened.
-    pub fn arrive(&mut self, hold: HoldId) {
+    /// Notes an opened stream, poll or waiting message.
+    pub fn add_hold(&mut self, hold: HoldId) {
         self.holds.insert(hold);
     }
 
-    /// It ended; nothing happens when it did not speak for this caller.
-    pub fn depart(&mut self, hold: HoldId, how: Departure, now: Instant, linger: Duration) {
+    /// Notes its end; does nothing when it was not one of this caller's.
+    pub fn end_hold(&mut self, hold: HoldId, how: HoldEnd, now: Instant, linger: Duration) {
         if self.holds.remove(&hold) {
             self.until = match how {
-                Departure::Answered => now + linger,
-                Departure::BrokenOff => now,
+                HoldEnd::Answered => now + linger,
+                HoldEnd::Aborted => now,
             };
         }
     }
 
-    /// Gone, whatever looks open.
-    pub fn leave(&mut self, now: Instant) {
+    /// Marks the caller as absent, even if it seems to hold something open.
+    pub fn mark_left(&mut self, now: Instant) {
         self.holds.clear();
         self.until = now;
     }

@@ -1,158 +1,162 @@
-//! The ends of a session's task: the session is over, the server stops, or nobody needs it in memory.
+//! The three ends of a session's task: the session is ended, the server stops, or a failed session is unloaded.
 
 use std::time::Duration;
 
 use oubliette_protocol::{
     Error,
-    event::{EventBody, Status},
+    event::{EventBody, SessionStatus},
 };
 use oubliette_store::SessionPatch;
 
-use super::Task;
+use super::SessionTask;
 
-/// How long a stopping server waits for a running turn.
-pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a stopping server waits for a running turn before it interrupts it.
+pub(super) const STOP_TURN_WAIT: Duration = Duration::from_secs(5);
 
-/// Which of the messages that wait are dropped.
+/// Which queued messages are dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Dropped {
+enum QueueDrop {
     All,
-    /// Those whose sender waits for the turn.
+    /// Those whose sender waits for the turn's result.
     Awaited,
 }
 
-impl Task {
-    /// The session is over. The agent dies first and whoever asked is told as soon as the log says so;
-    /// tool servers may take their time to end.
+impl SessionTask {
+    /// Ends the session. The agent is killed first, and the reply is sent as soon as the end is in the log;
+    /// tool servers are stopped after that, because they may be slow.
     pub(super) async fn end(mut self) {
-        let over = Error::conflict(format!("session {} was ended", self.site.session));
-        let mut events = self.drop_queue(&over, Dropped::All).await;
-        self.refuse_what_waits(&over);
+        let over = Error::conflict(format!("session {} was ended", self.env.session));
+        let mut events = self.drop_queue(&over, QueueDrop::All).await;
+        self.refuse_pending(&over);
         self.live.plane.cancel_all("the session was ended");
-        let rig = self.rig.take().map(|mut rig| (rig.host.take(), rig));
-        let rig = match rig {
-            Some((Some(host), rig)) => {
-                host.stop().await;
-                Some(rig)
+        let processes = self
+            .processes
+            .take()
+            .map(|mut processes| (processes.agent.take(), processes));
+        let processes = match processes {
+            Some((Some(process), processes)) => {
+                process.stop().await;
+                Some(processes)
             }
-            Some((None, rig)) => Some(rig),
+            Some((None, processes)) => Some(processes),
             None => None,
         };
         self.live.callers.close().await;
-        self.site.deps.door.close(&self.site.session);
+        self.env.deps.door.disconnect(&self.env.session);
         self.revoke_keys().await;
-        if let Some(relay) = self.relay.take() {
+        if let Some(relay) = self.relay_socket.take() {
             relay.remove();
         }
         events.push(EventBody::Status {
-            status: Status::Ended,
+            status: SessionStatus::Ended,
             reason: None,
         });
         self.log(events, SessionPatch::default()).await;
-        self.forget();
-        for reply in self.notes.end.drain(..) {
+        self.close_commands();
+        for reply in self.pending.end.drain(..) {
             let _ = reply.send(());
         }
-        self.site.clear().await;
-        drop(rig);
-        let dir = self.site.deps.home.session_dir(&self.site.session);
+        self.env.tear_down_tools().await;
+        drop(processes);
+        let dir = self.env.deps.home.session_dir(&self.env.session);
         let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(dir)).await;
         if let Ok(Err(error)) = removed
             && error.kind() != std::io::ErrorKind::NotFound
         {
-            tracing::warn!(session = %self.site.session, %error, "an ended session's directory was not removed");
+            tracing::warn!(session = %self.env.session, %error, "removing an ended session's directory failed");
         }
     }
 
-    /// The server stops; the session is found again at its next start.
+    /// Stops everything because the server stops. The session is resumed after its next start.
     pub(super) async fn stop(mut self) {
         let stopping = Error::unavailable("the server is stopping; send the message again when it is back");
-        let dropped = self.drop_queue(&stopping, Dropped::Awaited).await;
-        self.refuse_what_waits(&stopping);
+        let dropped = self.drop_queue(&stopping, QueueDrop::Awaited).await;
+        self.refuse_pending(&stopping);
         self.live.callers.close().await;
         self.leave_memory().await;
         if !dropped.is_empty() {
             self.log(dropped, SessionPatch::default()).await;
         }
-        if self.live.status() != Status::Idle && self.live.status().is_active() {
+        if self.live.status() != SessionStatus::Idle && self.live.status().is_active() {
             self.log_status(
-                Status::Idle,
+                SessionStatus::Idle,
                 Some("the server was stopped; send a message to go on".into()),
             )
             .await;
         }
         self.revoke_keys().await;
-        for reply in self.notes.stop.drain(..) {
+        for reply in self.pending.stop.drain(..) {
             let _ = reply.send(());
         }
     }
 
-    /// A failed session that nobody asks for is kept in the database alone.
+    /// Removes a failed session from memory; its row and log stay in the database.
     pub(super) async fn unload(mut self) {
         self.live.callers.close().await;
         self.leave_memory().await;
     }
 
     async fn leave_memory(&mut self) {
-        self.forget();
-        match self.rig.take() {
-            Some(rig) => rig.down(&self.site).await,
-            None => self.site.clear().await,
+        self.close_commands();
+        match self.processes.take() {
+            Some(processes) => processes.stop(&self.env).await,
+            None => self.env.tear_down_tools().await,
         }
-        if let Some(relay) = self.relay.take() {
+        if let Some(relay) = self.relay_socket.take() {
             relay.remove();
         }
     }
 
-    /// Nobody finds the session in memory any more, and what was sent meanwhile is refused by the closed
-    /// channel.
-    fn forget(&mut self) {
+    /// Closes the command channel and removes the session from the manager. Commands sent meanwhile fail
+    /// because the channel is closed.
+    fn close_commands(&mut self) {
         self.commands.close();
         if let Some(sessions) = self.sessions.upgrade() {
-            sessions.forget(&self.site.session, &self.live);
+            sessions.remove_from_memory(&self.env.session, &self.live);
         }
     }
 
-    /// Drops messages that were not begun, with a word in the log for each. Whoever waits for one is told
-    /// and can send it again; the others were accepted for good, and stay.
-    async fn drop_queue(&mut self, why: &Error, which: Dropped) -> Vec<EventBody> {
-        let mut told = Vec::new();
+    /// Drops queued messages and returns an error event for each. A sender that waits gets the error and can
+    /// send the message again. Messages nobody waits for are kept in the database when the server stops, because
+    /// their senders were told that they would run.
+    async fn drop_queue(&mut self, why: &Error, which: QueueDrop) -> Vec<EventBody> {
+        let mut events = Vec::new();
         for queued in std::mem::take(&mut self.queue) {
-            if which == Dropped::Awaited && queued.ended.is_none() {
+            if which == QueueDrop::Awaited && queued.result.is_none() {
                 continue;
             }
             let dropped = self
-                .site
+                .env
                 .deps
                 .store
-                .queue_drop(&self.site.session, Some(queued.turn));
+                .queue_drop(&self.env.session, Some(queued.turn));
             if let Err(error) = dropped.await {
-                tracing::error!(session = %self.site.session, error = %error.for_log(), "a message was not dropped");
+                tracing::error!(session = %self.env.session, error = %error.for_log(), "dropping a queued message failed");
                 continue;
             }
-            told.push(EventBody::Error {
+            events.push(EventBody::Error {
                 code: why.code,
                 message: format!("turn {} was not begun: {}", queued.turn, why.message),
             });
-            if let Some(ended) = queued.ended {
-                let _ = ended.send(Err(why.clone()));
+            if let Some(result) = queued.result {
+                let _ = result.send(Err(why.clone()));
             }
         }
-        told
+        events
     }
 
-    fn refuse_what_waits(&mut self, error: &Error) {
-        for reply in self.notes.tools.drain(..) {
+    fn refuse_pending(&mut self, error: &Error) {
+        for reply in self.pending.tools.drain(..) {
             let _ = reply.send(Err(error.clone()));
         }
-        if let Some(switch) = self.notes.switch.take() {
+        if let Some(switch) = self.pending.switch.take() {
             switch.refuse(error.clone());
         }
     }
 
     async fn revoke_keys(&self) {
-        if let Err(error) = self.site.deps.keys.revoke(&self.site.session).await {
-            tracing::error!(session = %self.site.session, error = %error.for_log(), "a session's keys were not revoked");
+        if let Err(error) = self.env.deps.keys.revoke(&self.env.session).await {
+            tracing::error!(session = %self.env.session, error = %error.for_log(), "revoking a session's keys failed");
         }
     }
 }

@@ -1,18 +1,18 @@
-//! One session's task: it alone starts, prompts, switches and stops the agent.
+//! [`SessionTask`]: the one task of a session, which alone starts, prompts, switches and stops its agent.
 //!
-//! Everything that is asked of a session arrives as a [`Command`] and is noted at once, whatever is being
-//! done; what is being done looks at the notes and ends early when it has to. So no command can be lost
-//! or meet a half-built agent.
+//! Every request to a session arrives as a [`TaskCommand`] and is recorded in [`PendingCommands`] at once, also
+//! during a start, a turn or a switch. These look at the pending commands and end early when they have to. So
+//! no command is lost, and none is executed on a half-built agent.
 //!
-//! - `turn`: one message, from the start of the agent to the end of the turn.
-//! - `switch`: one agent replaced by another.
-//! - `finish`: the end of a session, of its sleep, of the server.
-//! - `veil`: keys taken out of what is logged.
+//! - `turn`: runs one message, from the start of the agent to the end of the turn.
+//! - `switch`: replaces one agent by another.
+//! - `finish`: ends the task: the session has ended, the server stops, or a failed session is unloaded.
+//! - `mask`: removes the session's keys from events before they are logged.
 
 mod finish;
+mod mask;
 mod switch;
 mod turn;
-mod veil;
 
 use std::{
     collections::VecDeque,
@@ -24,234 +24,243 @@ use std::{
 use indexmap::IndexMap;
 use oubliette_protocol::{
     Error, Result, Slug,
-    event::{EventBody, Status},
+    event::{EventBody, SessionStatus},
 };
 use oubliette_store::{QueuedMessage, SessionPatch};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     Sessions,
-    agent_host::{Conversation, Host},
-    blueprint::Blueprint,
-    live::{Command, Incoming, Live},
+    agent_plan::AgentPlan,
+    agent_process::{AgentProcess, Conversation},
+    live::{LiveSession, SubmittedMessage, TaskCommand},
+    processes::{SessionEnv, SessionProcesses},
     relay_socket::RelaySocket,
-    rig::{Rig, Site},
 };
 
-use self::switch::Switching;
+use self::switch::PendingSwitch;
 
-/// A message that waits for its turn.
-struct Queued {
+/// A queued message and the turn it will be.
+struct QueuedTurn {
     turn: u64,
     text: String,
-    ended: Option<oneshot::Sender<Result<String>>>,
+    result: Option<oneshot::Sender<Result<String>>>,
 }
 
-/// See the module.
-pub(crate) struct Task {
+/// The state of a session's task.
+pub(crate) struct SessionTask {
     sessions: Weak<Sessions>,
-    live: Arc<Live>,
-    site: Site,
-    relay: Option<RelaySocket>,
-    commands: mpsc::Receiver<Command>,
-    queue: VecDeque<Queued>,
-    rig: Option<Rig>,
-    /// Each agent's conversation in this session.
+    live: Arc<LiveSession>,
+    env: SessionEnv,
+    relay_socket: Option<RelaySocket>,
+    commands: mpsc::Receiver<TaskCommand>,
+    queue: VecDeque<QueuedTurn>,
+    processes: Option<SessionProcesses>,
+    /// The conversation of each agent that has run in this session.
     conversations: IndexMap<Slug, Conversation>,
-    /// The turn under way, while one is.
+    /// The number of the running turn.
     running: Option<u64>,
-    /// `starting` is in the log already: whoever made the session wrote it.
-    announced: bool,
-    notes: Notes,
+    /// Whether the status `starting` is in the log already: `session_message` writes it for a new session.
+    starting_logged: bool,
+    pending: PendingCommands,
 }
 
-/// What was asked and not yet done.
+/// Commands that were received and not yet executed.
 #[derive(Default)]
-struct Notes {
+struct PendingCommands {
     cancel: bool,
     end: Vec<oneshot::Sender<()>>,
     stop: Vec<oneshot::Sender<()>>,
-    /// When a stopping server gives up on the running turn.
+    /// When a stopping server interrupts the running turn.
     stop_at: Option<Instant>,
-    switch: Option<Switching>,
+    switch: Option<PendingSwitch>,
     tools: Vec<oneshot::Sender<Result<()>>>,
 }
 
-/// Why something was broken off.
+/// Why a start, a turn or a switch is interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Interruption {
     Cancelled,
     Ended,
     Stopped,
-    /// A switch has waited long enough.
-    DrainedOut,
+    /// A pending switch has waited for the drain timeout.
+    DrainTimeout,
 }
 
-impl Task {
+impl SessionTask {
     pub(crate) fn new(
         sessions: Weak<Sessions>,
-        live: Arc<Live>,
-        site: Site,
+        live: Arc<LiveSession>,
+        env: SessionEnv,
         relay: RelaySocket,
-        commands: mpsc::Receiver<Command>,
-        (waiting, announced): (Vec<QueuedMessage>, bool),
+        commands: mpsc::Receiver<TaskCommand>,
+        (waiting, starting_logged): (Vec<QueuedMessage>, bool),
     ) -> Self {
-        // Whoever sent them is gone; the log will tell what became of them.
-        let again = |kept: QueuedMessage| Queued {
-            turn: kept.turn,
-            text: kept.text,
-            ended: None,
+        // Messages stored before a restart: nobody waits for their results any more.
+        let restore = |stored: QueuedMessage| QueuedTurn {
+            turn: stored.turn,
+            text: stored.text,
+            result: None,
         };
         let text = live.row.agent_session.as_deref().unwrap_or("{}");
         let conversations = serde_json::from_str(text).unwrap_or_default();
         Self {
             sessions,
             live,
-            site,
-            relay: Some(relay),
+            env,
+            relay_socket: Some(relay),
             commands,
-            queue: waiting.into_iter().map(again).collect(),
-            rig: None,
+            queue: waiting.into_iter().map(restore).collect(),
+            processes: None,
             conversations,
             running: None,
-            announced,
-            notes: Notes::default(),
+            starting_logged,
+            pending: PendingCommands::default(),
         }
     }
 
     pub(crate) async fn run(mut self) {
         loop {
-            if !self.notes.end.is_empty() {
+            if !self.pending.end.is_empty() {
                 return Box::pin(self.end()).await;
             }
-            if !self.notes.stop.is_empty() {
+            if !self.pending.stop.is_empty() {
                 return Box::pin(self.stop()).await;
             }
-            if self.notes.switch.is_some() {
+            if self.pending.switch.is_some() {
                 Box::pin(self.switch()).await;
-            } else if !self.notes.tools.is_empty() {
-                Box::pin(self.ready_tools()).await;
+            } else if !self.pending.tools.is_empty() {
+                Box::pin(self.build_tools()).await;
             } else if let Some(next) = self.queue.pop_front() {
-                // Boxed, as the others are: an idle session does not hold the room a turn needs.
-                Box::pin(self.turn(next)).await;
-            } else if !self.rest().await {
+                // Boxed, like the others, so that the task of an idle session is small.
+                Box::pin(self.run_turn(next)).await;
+            } else if !self.wait_idle().await {
                 return Box::pin(self.unload()).await;
             }
         }
     }
 
-    /// Waits for something to do. False: the session is to leave memory.
-    async fn rest(&mut self) -> bool {
+    /// Waits for a command, and stops the agent and tools after the idle time. Returns false when the session
+    /// is to be unloaded.
+    async fn wait_idle(&mut self) -> bool {
         let mut sleep_at = tokio::time::Instant::now() + self.config().idle_sleep;
         loop {
-            let mut host = self.rig.as_mut().and_then(|rig| rig.host.as_mut());
-            let heard = async {
-                match host.as_mut() {
-                    Some(host) => host.hear().await,
+            let mut process = self
+                .processes
+                .as_mut()
+                .and_then(|processes| processes.agent.as_mut());
+            let received = async {
+                match process.as_mut() {
+                    Some(process) => process.receive().await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 command = self.commands.recv() => {
                     match command {
-                        Some(command) => self.note(command).await,
-                        // Nobody can reach the session any more: the server is being dropped.
-                        None => self.notes.stop.push(oneshot::channel().0),
+                        Some(command) => self.take_command(command).await,
+                        // All handles were dropped, so the manager is being dropped: stop.
+                        None => self.pending.stop.push(oneshot::channel().0),
                     }
                     return true;
                 }
-                heard = heard => {
-                    let attended = match (heard, host) {
-                        // A report between turns belongs to none.
-                        (Ok(heard), Some(host)) => host.attend(heard).await.map(drop),
+                received = received => {
+                    let handled = match (received, process) {
+                        // An update between turns belongs to no turn and is not logged.
+                        (Ok(message), Some(process)) => process.handle(message).await.map(drop),
                         (Ok(_), None) => Ok(()),
-                        (Err(gone), _) => Err(gone),
+                        (Err(error), _) => Err(error),
                     };
-                    if let Err(gone) = attended {
-                        self.lose_idle_agent(gone.to_string()).await;
+                    if let Err(error) = handled {
+                        self.stop_idle_agent(error.to_string()).await;
                     }
                 }
-                () = tokio::time::sleep_until(sleep_at) => match self.rig.take() {
-                    // Somebody waits for a call, from outside or from a process that outlived its turn.
-                    Some(rig) if self.live.plane.in_flight() > 0 => {
-                        self.rig = Some(rig);
+                () = tokio::time::sleep_until(sleep_at) => match self.processes.take() {
+                    // A call is in flight, from outside or from a process that outlived its turn.
+                    Some(processes) if self.live.plane.in_flight() > 0 => {
+                        self.processes = Some(processes);
                         sleep_at = tokio::time::Instant::now() + self.config().idle_sleep;
                     }
-                    Some(rig) => rig.down(&self.site).await,
-                    None if self.live.status() == Status::Failed => return false,
-                    None => return self.idle_without_rig().await,
+                    Some(processes) => processes.stop(&self.env).await,
+                    None if self.live.status() == SessionStatus::Failed => return false,
+                    None => return self.wait_asleep().await,
                 },
             }
         }
     }
 
-    /// Asleep: nothing runs, nothing is polled, until somebody asks for something.
-    async fn idle_without_rig(&mut self) -> bool {
+    /// Waits for a command while no agent and no tools run.
+    async fn wait_asleep(&mut self) -> bool {
         match self.commands.recv().await {
-            Some(command) => self.note(command).await,
-            None => self.notes.stop.push(oneshot::channel().0),
+            Some(command) => self.take_command(command).await,
+            None => self.pending.stop.push(oneshot::channel().0),
         }
         true
     }
 
-    /// An agent that goes while nothing is asked of it is simply started again at the next message.
-    async fn lose_idle_agent(&mut self, why: String) {
-        tracing::info!(session = %self.site.session, why, "an idle agent stopped; the next message starts it again");
-        if let Some(host) = self.rig.as_mut().and_then(|rig| rig.host.take()) {
-            host.stop().await;
+    /// Stops an agent whose connection failed while the session is idle; the next message starts it again.
+    async fn stop_idle_agent(&mut self, why: String) {
+        tracing::info!(session = %self.env.session, why, "an idle agent stopped; the next message starts it again");
+        if let Some(process) = self
+            .processes
+            .as_mut()
+            .and_then(|processes| processes.agent.take())
+        {
+            process.stop().await;
         }
     }
 
-    /// Takes note of a command.
-    async fn note(&mut self, command: Command) {
+    /// Records a command, or answers it at once if it needs nothing else.
+    async fn take_command(&mut self, command: TaskCommand) {
         match command {
-            Command::Message(incoming) => self.enqueue(incoming).await,
-            Command::Cancel(reply) => {
-                self.notes.cancel = self.running.is_some();
-                let turn = self.running.unwrap_or(self.live.now.borrow().turn);
+            TaskCommand::Message(incoming) => self.enqueue(incoming).await,
+            TaskCommand::Cancel(reply) => {
+                self.pending.cancel = self.running.is_some();
+                let turn = self.running.unwrap_or(self.live.state.borrow().turn);
                 let _ = reply.send((turn, self.running.is_some()));
             }
-            Command::End(reply) => self.notes.end.push(reply),
-            Command::Stop(reply) => {
-                self.notes.stop.push(reply);
-                self.notes.stop_at = Some(Instant::now() + finish::STOP_PATIENCE);
+            TaskCommand::End(reply) => self.pending.end.push(reply),
+            TaskCommand::Stop(reply) => {
+                self.pending.stop.push(reply);
+                self.pending.stop_at = Some(Instant::now() + finish::STOP_TURN_WAIT);
             }
-            Command::Switch(plan, reply) => self.note_switch(*plan, reply).await,
-            Command::Tools(reply) => match self.live.plane.context() {
+            TaskCommand::Switch(plan, reply) => self.begin_switch(*plan, reply).await,
+            TaskCommand::PrepareTools(reply) => match self.live.plane.context() {
                 Some(_) => {
                     let _ = reply.send(Ok(()));
                 }
-                None => self.notes.tools.push(reply),
+                None => self.pending.tools.push(reply),
             },
-            Command::Refresh => self.refresh().await,
+            TaskCommand::ApplyEdits => self.apply_library_edits().await,
         }
     }
 
-    /// Takes edits of the agent and of the catalog into what runs.
-    async fn refresh(&mut self) {
-        let Some(rig) = &self.rig else { return };
-        if rig.plan.version == self.site.deps.library.version() {
+    /// Applies edits of the agent and of the catalog to the running processes.
+    async fn apply_library_edits(&mut self) {
+        let Some(processes) = &self.processes else { return };
+        if processes.plan.library_version == self.env.deps.library.version() {
             return;
         }
-        let agent = rig.plan.agent().clone();
-        let renewed = match Blueprint::draw(&self.site.deps, &self.live.row, &agent).await {
+        let agent = processes.plan.agent().clone();
+        let renewed = match AgentPlan::resolve(&self.env.deps, &self.live.row, &agent).await {
             Ok(plan) => self
-                .rig
+                .processes
                 .as_mut()
-                .map_or(Ok(()), |rig| rig.renew(&self.site, plan)),
+                .map_or(Ok(()), |processes| processes.apply_edit(&self.env, plan)),
             Err(error) => Err(error),
         };
         if let Err(error) = renewed {
-            tracing::warn!(session = %self.site.session, %agent, %error, "an edit was not taken into a running session");
+            tracing::warn!(session = %self.env.session, %agent, %error, "applying an edit to a running session failed");
         }
     }
 
-    /// Keeps a message and says that it is kept: whatever happens to the server, it is not lost.
-    async fn enqueue(&mut self, incoming: Incoming) {
-        let Incoming {
+    /// Stores a message in the database, queues it and replies. From the reply on it survives a kill of the
+    /// server.
+    async fn enqueue(&mut self, incoming: SubmittedMessage) {
+        let SubmittedMessage {
             text,
             accepted,
-            ended,
+            turn_result: ended,
         } = incoming;
         if self.queue.len() >= self.config().max_queue {
             let waiting = self.queue.len();
@@ -262,36 +271,45 @@ impl Task {
             return;
         }
         let last = self.queue.back().map(|queued| queued.turn);
-        let turn = last.or(self.running).unwrap_or(self.live.now.borrow().turn) + 1;
-        let idle = self.queue.is_empty() && self.running.is_none() && self.notes.switch.is_none();
-        let status = match (idle, self.rig.as_ref().is_some_and(|rig| rig.host.is_some())) {
-            (true, true) => Status::Running,
-            (true, false) => Status::Starting,
+        let turn = last.or(self.running).unwrap_or(self.live.state.borrow().turn) + 1;
+        let idle = self.queue.is_empty() && self.running.is_none() && self.pending.switch.is_none();
+        let status = match (
+            idle,
+            self.processes
+                .as_ref()
+                .is_some_and(|processes| processes.agent.is_some()),
+        ) {
+            (true, true) => SessionStatus::Running,
+            (true, false) => SessionStatus::Starting,
             (false, _) => self.live.status(),
         };
         let kept = QueuedMessage {
             turn,
             text: text.clone(),
         };
-        if let Err(error) = self.site.deps.store.queue_push(&self.site.session, kept).await {
+        if let Err(error) = self.env.deps.store.queue_push(&self.env.session, kept).await {
             let _ = accepted.send(Err(error));
             return;
         }
-        self.queue.push_back(Queued { turn, text, ended });
+        self.queue.push_back(QueuedTurn {
+            turn,
+            text,
+            result: ended,
+        });
         let _ = accepted.send(Ok((turn, status)));
     }
 
-    /// What breaks off a start or a turn, as far as it is known now.
+    /// Why what is running should be interrupted now, if it should.
     fn interruption(&self) -> Option<Interruption> {
         let past = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
-        if !self.notes.end.is_empty() {
+        if !self.pending.end.is_empty() {
             Some(Interruption::Ended)
-        } else if past(self.notes.stop_at) {
+        } else if past(self.pending.stop_at) {
             Some(Interruption::Stopped)
-        } else if self.notes.cancel {
+        } else if self.pending.cancel {
             Some(Interruption::Cancelled)
-        } else if past(self.notes.switch.as_ref().map(|switch| switch.deadline)) {
-            Some(Interruption::DrainedOut)
+        } else if past(self.pending.switch.as_ref().map(|switch| switch.deadline)) {
+            Some(Interruption::DrainTimeout)
         } else {
             None
         }
@@ -299,15 +317,15 @@ impl Task {
 
     /// When [`interruption`](Self::interruption) may change by time alone.
     fn interruption_at(&self) -> Option<Instant> {
-        let drain = self.notes.switch.as_ref().map(|switch| switch.deadline);
-        [self.notes.stop_at, drain]
+        let drain = self.pending.switch.as_ref().map(|switch| switch.deadline);
+        [self.pending.stop_at, drain]
             .into_iter()
             .flatten()
             .filter(|at| *at > Instant::now())
             .min()
     }
 
-    /// Runs something that does not need the task, noting commands meanwhile, until one breaks it off.
+    /// Runs `work`, recording commands meanwhile, until it is done or interrupted.
     async fn unless_interrupted<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Interruption> {
         let mut work = std::pin::pin!(work);
         loop {
@@ -318,61 +336,61 @@ impl Task {
             tokio::select! {
                 done = &mut work => return Ok(done),
                 command = self.commands.recv() => match command {
-                    Some(command) => self.note(command).await,
+                    Some(command) => self.take_command(command).await,
                     None => return Err(Interruption::Stopped),
                 },
-                () = until(at) => {}
+                () = sleep_until(at) => {}
             }
         }
     }
 
-    /// Makes the agent ready: tools, process and conversation, as far as they are not there.
-    async fn start(&mut self) -> Result<Result<Host>, Interruption> {
-        self.refresh().await;
-        let site = self.site.clone();
-        let agent = self.live.now.borrow().agent.clone();
+    /// Starts what is not running yet of tools, agent process and conversation.
+    async fn start_agent(&mut self) -> Result<Result<AgentProcess>, Interruption> {
+        self.apply_library_edits().await;
+        let env = self.env.clone();
+        let agent = self.live.state.borrow().agent.clone();
         let before = self.conversations.get(&agent).cloned();
-        let plan = self.rig.as_ref().map(|rig| rig.plan.clone());
+        let plan = self.processes.as_ref().map(|processes| processes.plan.clone());
         let row = self.live.row.clone();
         let work = async move {
             match plan {
-                Some(plan) => Rig::agent(&site, &plan, before.as_ref())
+                Some(plan) => SessionProcesses::start_agent(&env, &plan, before.as_ref())
                     .await
-                    .map(|host| (None, host)),
+                    .map(|process| (None, process)),
                 None => {
-                    let plan = Blueprint::draw(&site.deps, &row, &agent).await?;
-                    let mut rig = Rig::whole(&site, plan, before.as_ref()).await?;
-                    let host = rig
-                        .host
+                    let plan = AgentPlan::resolve(&env.deps, &row, &agent).await?;
+                    let mut processes = SessionProcesses::start(&env, plan, before.as_ref()).await?;
+                    let process = processes
+                        .agent
                         .take()
-                        .ok_or_else(|| Error::internal("a whole rig has an agent"))?;
-                    Ok((Some(rig), host))
+                        .ok_or_else(|| Error::internal("processes were started without an agent"))?;
+                    Ok((Some(processes), process))
                 }
             }
         };
         let started = match self.unless_interrupted(Box::pin(work)).await {
             Ok(started) => started,
             Err(interruption) => {
-                if self.rig.is_none() {
-                    self.site.clear().await;
+                if self.processes.is_none() {
+                    self.env.tear_down_tools().await;
                 }
                 return Err(interruption);
             }
         };
         Ok(match started {
-            Ok((rig, host)) => {
-                self.rig = rig.or_else(|| self.rig.take());
-                self.refresh().await;
-                self.remember_conversation(&host).await.map(|()| host)
+            Ok((processes, process)) => {
+                self.processes = processes.or_else(|| self.processes.take());
+                self.apply_library_edits().await;
+                self.remember_conversation(&process).await.map(|()| process)
             }
             Err(error) => Err(error),
         })
     }
 
-    async fn remember_conversation(&mut self, host: &Host) -> Result<()> {
-        let agent = self.live.now.borrow().agent.clone();
-        let isolation = Some(host.level().to_string());
-        if let Some(open) = host.conversation() {
+    async fn remember_conversation(&mut self, process: &AgentProcess) -> Result<()> {
+        let agent = self.live.state.borrow().agent.clone();
+        let isolation = Some(process.level().to_string());
+        if let Some(open) = process.conversation() {
             self.conversations.insert(agent, open.clone());
         }
         let text = serde_json::to_string(&self.conversations).map_err(Error::internal)?;
@@ -381,48 +399,48 @@ impl Task {
             isolation: Some(isolation),
             ..SessionPatch::default()
         };
-        self.site
+        self.env
             .deps
             .store
-            .session_update(&self.site.session, patch)
+            .session_update(&self.env.session, patch)
             .await
             .map(drop)
     }
 
-    /// Builds the tools alone, for calls from outside.
-    async fn ready_tools(&mut self) {
-        let site = self.site.clone();
-        let agent = self.live.now.borrow().agent.clone();
+    /// Starts the tools without the agent, for calls from outside.
+    async fn build_tools(&mut self) {
+        let env = self.env.clone();
+        let agent = self.live.state.borrow().agent.clone();
         let row = self.live.row.clone();
         let work = async move {
-            let plan = Blueprint::draw(&site.deps, &row, &agent).await?;
-            Rig::tools(&site, plan).await
+            let plan = AgentPlan::resolve(&env.deps, &row, &agent).await?;
+            SessionProcesses::start_tools(&env, plan).await
         };
         let built = match self.live.plane.context() {
             Some(_) => Ok(()),
             None => match self.unless_interrupted(Box::pin(work)).await {
-                Ok(built) => built.map(|rig| self.rig = Some(rig)),
+                Ok(built) => built.map(|processes| self.processes = Some(processes)),
                 Err(_) => {
-                    self.site.clear().await;
+                    self.env.tear_down_tools().await;
                     Err(Error::conflict("the session is over"))
                 }
             },
         };
-        self.refresh().await;
+        self.apply_library_edits().await;
         self.answer_tools(&built);
     }
 
     fn answer_tools(&mut self, built: &Result<()>) {
-        for reply in self.notes.tools.drain(..) {
+        for reply in self.pending.tools.drain(..) {
             let _ = reply.send(built.clone());
         }
     }
 
-    /// Writes events and what they mean for the session, both or neither.
+    /// Appends events and updates the session's row in one transaction, then updates the live state.
     async fn log(&mut self, mut bodies: Vec<EventBody>, mut patch: SessionPatch) {
         bodies
             .iter_mut()
-            .for_each(|body| veil::veil(&self.site.plane, body));
+            .for_each(|body| mask::mask_secrets(&self.env.plane, body));
         let status = bodies.iter().rev().find_map(|body| match body {
             EventBody::Status { status, reason } => Some((*status, reason.clone())),
             _ => None,
@@ -432,18 +450,18 @@ impl Task {
             patch.reason = Some(reason.clone());
         }
         let now = (status.map(|(status, _)| status), patch.turn, patch.agent.clone());
-        let log = self.site.deps.store.events();
-        if let Err(error) = log.append_with(&self.site.session, bodies, patch).await {
-            tracing::error!(session = %self.site.session, error = %error.for_log(), "events were not written");
+        let log = self.env.deps.store.events();
+        if let Err(error) = log.append_with_patch(&self.env.session, bodies, patch).await {
+            tracing::error!(session = %self.env.session, error = %error.for_log(), "appending events failed");
         }
-        self.live.now.send_modify(|live| {
+        self.live.state.send_modify(|live| {
             live.status = now.0.unwrap_or(live.status);
             live.turn = now.1.unwrap_or(live.turn);
             live.agent = now.2.unwrap_or_else(|| live.agent.clone());
         });
     }
 
-    async fn log_status(&mut self, status: Status, reason: Option<String>) {
+    async fn log_status(&mut self, status: SessionStatus, reason: Option<String>) {
         self.log(
             vec![EventBody::Status { status, reason }],
             SessionPatch::default(),
@@ -452,12 +470,12 @@ impl Task {
     }
 
     fn config(&self) -> &crate::SessionConfig {
-        &self.site.deps.config
+        &self.env.deps.config
     }
 }
 
-/// Sleeps until then; for ever without a then.
-async fn until(at: Option<Instant>) {
+/// Sleeps until `at`, or for ever when it is `None`.
+async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,

@@ -1,47 +1,51 @@
-//! One agent replaced by another, as CONTRACT 8 tells it: drain, tear down, build.
+//! Replaces one agent by another, as CONTRACT section 8 describes it: drain, tear down, build.
 //!
-//! The new agent was read and checked before the task heard of it. From then on the session is
-//! `switching`: messages queue and calls from outside wait, so both meet the new agent.
+//! The new agent was read and checked before the command was sent. From the command on the session is
+//! `switching`: messages are queued and calls from outside wait, so both go to the new agent.
 
 use std::time::{Duration, Instant};
 
 use oubliette_protocol::{
     Error, Result, Slug,
     debug::DebugBody,
-    event::{EventBody, Status},
+    event::{EventBody, SessionStatus},
 };
 use oubliette_store::SessionPatch;
 use tokio::sync::oneshot;
 
-use crate::{blueprint::Blueprint, request::Switched, rig::Rig};
+use crate::{agent_plan::AgentPlan, processes::SessionProcesses, request::SwitchReply};
 
-use super::{Interruption, Task};
+use super::{Interruption, SessionTask};
 
-/// A switch that was asked for.
-pub(super) struct Switching {
-    plan: Blueprint,
-    reply: oneshot::Sender<Result<Switched>>,
-    asked: Instant,
-    /// When what is in flight is cancelled.
+/// A switch that was requested and is not finished.
+pub(super) struct PendingSwitch {
+    plan: AgentPlan,
+    reply: oneshot::Sender<Result<SwitchReply>>,
+    requested_at: Instant,
+    /// When the running turn and calls in flight are cancelled.
     pub(super) deadline: Instant,
-    /// Turns that were cancelled for it.
-    pub(super) cancelled: usize,
+    /// How many turns were cancelled for it.
+    pub(super) cancelled_turns: usize,
 }
 
-impl Switching {
+impl PendingSwitch {
     pub(super) fn refuse(self, error: Error) {
         let _ = self.reply.send(Err(error));
     }
 }
 
-impl Task {
-    pub(super) async fn note_switch(&mut self, plan: Blueprint, reply: oneshot::Sender<Result<Switched>>) {
-        if self.notes.switch.is_some() {
+impl SessionTask {
+    pub(super) async fn begin_switch(
+        &mut self,
+        plan: AgentPlan,
+        reply: oneshot::Sender<Result<SwitchReply>>,
+    ) {
+        if self.pending.switch.is_some() {
             let error = Error::conflict("the session is switching to another agent already; wait for that");
             let _ = reply.send(Err(error));
             return;
         }
-        let from = self.live.now.borrow().agent.clone();
+        let from = self.live.state.borrow().agent.clone();
         let timeout = self.config().drain_timeout;
         let in_flight = self.live.plane.in_flight() + usize::from(self.running.is_some());
         self.record(
@@ -61,26 +65,29 @@ impl Task {
         let asked = Instant::now();
         let deadline = asked + timeout;
         let reason = Some(format!("switching from {from} to {}", plan.agent()));
-        self.notes.switch = Some(Switching {
+        self.pending.switch = Some(PendingSwitch {
             plan,
             reply,
-            asked,
+            requested_at: asked,
             deadline,
-            cancelled: 0,
+            cancelled_turns: 0,
         });
-        self.log_status(Status::Switching, reason).await;
+        self.log_status(SessionStatus::Switching, reason).await;
     }
 
-    /// Switches now: no turn is running.
+    /// Executes the pending switch. No turn is running when this is called.
     pub(super) async fn switch(&mut self) {
         let drained = self.drain().await;
-        let Some(switch) = self.notes.switch.take() else {
+        let Some(switch) = self.pending.switch.take() else {
             return;
         };
-        let Switching {
-            plan, reply, asked, ..
+        let PendingSwitch {
+            plan,
+            reply,
+            requested_at: asked,
+            ..
         } = switch;
-        let from = self.live.now.borrow().agent.clone();
+        let from = self.live.state.borrow().agent.clone();
         let outcome = match drained {
             Ok(drained) => {
                 self.record(
@@ -90,43 +97,44 @@ impl Task {
                         took_ms: millis(asked.elapsed()),
                     },
                 );
-                let old = self.rig.as_ref().map(|rig| rig.plan.clone());
+                let old = self.processes.as_ref().map(|processes| processes.plan.clone());
                 self.tear_down(&from).await;
                 self.build(&from, old, plan).await.map(|agent| (agent, drained))
             }
             Err(_) => Err(Error::conflict("the session is over")),
         };
-        let session_id = self.site.session.clone();
-        let answer = outcome.map(|(agent, drained)| Switched {
+        let session_id = self.env.session.clone();
+        let answer = outcome.map(|(agent, drained)| SwitchReply {
             session_id,
             agent,
             drained,
             took_ms: millis(asked.elapsed()),
         });
-        // Whoever asked may have gone; the debugger has it all.
+        // The requester may be gone; the debugger has every step.
         let _ = reply.send(answer);
     }
 
-    /// Waits for what is in flight; past the deadline it is cancelled. True: it all ended by itself.
+    /// Waits for calls in flight and cancels them at the deadline. Returns true when neither a call nor a turn
+    /// had to be cancelled.
     async fn drain(&mut self) -> Result<bool, Interruption> {
         let plane = self.live.plane.clone();
-        let over = match self.unless_interrupted(plane.drained()).await {
+        let over = match self.unless_interrupted(plane.wait_drained()).await {
             Ok(()) => false,
-            Err(Interruption::DrainedOut) => true,
+            Err(Interruption::DrainTimeout) => true,
             // No turn runs, so there is nothing to cancel.
             Err(Interruption::Cancelled) => false,
             Err(interruption) => return Err(interruption),
         };
-        let Some(switch) = &self.notes.switch else {
+        let Some(switch) = &self.pending.switch else {
             return Ok(true);
         };
-        let turns = switch.cancelled;
+        let turns = switch.cancelled_turns;
         if !over && turns == 0 {
             return Ok(true);
         }
-        let waited_ms = millis(switch.asked.elapsed());
+        let waited_ms = millis(switch.requested_at.elapsed());
         let calls = plane.cancel_all("the call was cancelled: the session switches to another agent");
-        let from = self.live.now.borrow().agent.clone();
+        let from = self.live.state.borrow().agent.clone();
         self.record(
             &from,
             DebugBody::DrainTimeout {
@@ -134,17 +142,17 @@ impl Task {
                 waited_ms,
             },
         );
-        tracing::warn!(session = %self.site.session, turns, calls, "a switch cancelled what did not end in time");
-        // An idle agent may call again and again; it is stopped next.
-        let _ = tokio::time::timeout(Duration::from_secs(1), plane.drained()).await;
+        tracing::warn!(session = %self.env.session, turns, calls, "drain timeout: a switch cancelled turns and calls");
+        // At most one second, because the agent may keep making calls; it is stopped next.
+        let _ = tokio::time::timeout(Duration::from_secs(1), plane.wait_drained()).await;
         Ok(false)
     }
 
     async fn tear_down(&mut self, from: &Slug) {
-        self.site.deps.door.close(&self.site.session);
-        match self.rig.take() {
-            Some(rig) => rig.down(&self.site).await,
-            // Asleep: there is nothing to take down, and the debugger says so.
+        self.env.deps.door.disconnect(&self.env.session);
+        match self.processes.take() {
+            Some(processes) => processes.stop(&self.env).await,
+            // Nothing is running; the debugger still shows all steps.
             None => {
                 self.record(from, DebugBody::TeardownStarted {});
                 self.record(from, DebugBody::RegistryCleared { tools: 0 });
@@ -153,46 +161,46 @@ impl Task {
         }
     }
 
-    async fn build(&mut self, from: &Slug, old: Option<Blueprint>, plan: Blueprint) -> Result<Slug> {
+    async fn build(&mut self, from: &Slug, old: Option<AgentPlan>, plan: AgentPlan) -> Result<Slug> {
         let to = plan.agent().clone();
-        let site = self.site.clone();
+        let env = self.env.clone();
         let before = self.conversations.get(&to).cloned();
-        let work = async move { Rig::whole(&site, plan, before.as_ref()).await };
+        let work = async move { SessionProcesses::start(&env, plan, before.as_ref()).await };
         let built = self.unless_interrupted(Box::pin(work)).await;
         match built {
-            Ok(Ok(rig)) => {
+            Ok(Ok(processes)) => {
                 let patch = SessionPatch {
                     agent: Some(to.clone()),
                     ..SessionPatch::default()
                 };
-                self.log(self.after_switch(None), patch).await;
-                self.adopt(rig).await;
+                self.log(self.idle_event(None), patch).await;
+                self.install(processes).await;
                 Ok(to)
             }
-            Ok(Err(error)) => Err(self.go_back(from, old, &to, error).await),
+            Ok(Err(error)) => Err(self.roll_back(from, old, &to, error).await),
             Err(_) => {
-                self.site.clear().await;
+                self.env.tear_down_tools().await;
                 Err(Error::conflict("the session is over"))
             }
         }
     }
 
-    /// The new agent could not be started: the old one is rebuilt, and the session says so.
-    async fn go_back(&mut self, from: &Slug, old: Option<Blueprint>, to: &Slug, why: Error) -> Error {
-        let site = self.site.clone();
+    /// Starts the old agent again after the new one failed to start, and logs the error.
+    async fn roll_back(&mut self, from: &Slug, old: Option<AgentPlan>, to: &Slug, why: Error) -> Error {
+        let env = self.env.clone();
         let before = self.conversations.get(from).cloned();
         let (row, agent) = (self.live.row.clone(), from.clone());
         let work = async move {
             let plan = match old {
                 Some(plan) => plan,
-                None => Blueprint::draw(&site.deps, &row, &agent).await?,
+                None => AgentPlan::resolve(&env.deps, &row, &agent).await?,
             };
-            Rig::whole(&site, plan, before.as_ref()).await
+            SessionProcesses::start(&env, plan, before.as_ref()).await
         };
         let message = format!("agent {to} could not be started: {}", why.message);
         let error = match self.unless_interrupted(Box::pin(work)).await {
-            Ok(Ok(rig)) => {
-                self.adopt(rig).await;
+            Ok(Ok(processes)) => {
+                self.install(processes).await;
                 Error::unavailable(format!("{message}; {from} is back"))
             }
             Ok(Err(again)) => Error::unavailable(format!(
@@ -205,12 +213,12 @@ impl Task {
             code: error.code,
             message: error.message.clone(),
         }];
-        match self.rig {
-            Some(_) => events.extend(self.after_switch(Some(error.message.clone()))),
+        match self.processes {
+            Some(_) => events.extend(self.idle_event(Some(error.message.clone()))),
             None => {
                 let reason = Some(error.message.clone());
                 events.push(EventBody::Status {
-                    status: Status::Failed,
+                    status: SessionStatus::Failed,
                     reason,
                 });
             }
@@ -219,23 +227,23 @@ impl Task {
         error
     }
 
-    /// A turn that waits says itself that the session runs.
-    fn after_switch(&self, reason: Option<String>) -> Vec<EventBody> {
+    /// The status after a switch. It is `idle` even when messages are queued: the next turn logs `running`.
+    fn idle_event(&self, reason: Option<String>) -> Vec<EventBody> {
         vec![EventBody::Status {
-            status: Status::Idle,
+            status: SessionStatus::Idle,
             reason,
         }]
     }
 
-    async fn adopt(&mut self, mut rig: Rig) {
-        if let Some(host) = rig.host.take() {
-            if let Err(error) = self.remember_conversation(&host).await {
-                tracing::error!(session = %self.site.session, error = %error.for_log(), "a conversation's id was not kept");
+    async fn install(&mut self, mut processes: SessionProcesses) {
+        if let Some(process) = processes.agent.take() {
+            if let Err(error) = self.remember_conversation(&process).await {
+                tracing::error!(session = %self.env.session, error = %error.for_log(), "storing a conversation's id failed");
             }
-            rig.host = Some(host);
+            processes.agent = Some(process);
         }
-        self.rig = Some(rig);
-        self.refresh().await;
+        self.processes = Some(processes);
+        self.apply_library_edits().await;
     }
 
     fn record(&self, agent: &Slug, body: DebugBody) {

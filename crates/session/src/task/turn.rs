@@ -1,11 +1,11 @@
-//! One message: the agent is started if need be, prompted, and heard until the turn ends.
+//! Runs one message: starts the agent if needed, prompts it, and records what it reports until the turn ends.
 
 use std::time::Instant;
 
 use agent_client_protocol::v1::schema::StopReason;
 use oubliette_protocol::{
     Error, Result,
-    event::{EventBody, Role, Status},
+    event::{EventBody, MessageRole, SessionStatus},
     relay::RpcError,
 };
 use oubliette_sandbox::DiskWatch;
@@ -13,217 +13,230 @@ use oubliette_store::SessionPatch;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use crate::agent_host::{Happening, Host, agent_error, scribe::Scribe, wire::Gone};
+use crate::agent_process::{
+    AgentProcess, HandledMessage, agent_error_text, connection::AcpConnectionError,
+    turn_recorder::TurnRecorder,
+};
 
-use super::{Interruption, Queued, Task, until, veil::veil};
+use super::{Interruption, QueuedTurn, SessionTask, mask::mask_secrets, sleep_until};
 
 /// How a turn ended.
-enum Ending {
-    /// The agent says so.
+enum TurnEnding {
+    /// The agent answered the prompt.
     Answered(Result<Value, RpcError>),
-    /// The agent is gone, or was given up.
-    Broken(Error),
-    /// It was told to stop and did not.
-    Ignored,
-    /// It was broken off from our side.
+    /// The connection to the agent failed, or a limit was exceeded.
+    Failed(Error),
+    /// The agent was told to cancel and did not end the turn in time.
+    CancelIgnored,
+    /// A command or a deadline interrupted it.
     Interrupted(Interruption),
 }
 
-/// A turn under way.
-struct Turn {
+/// The running turn.
+struct RunningTurn {
     number: u64,
-    ended: Option<oneshot::Sender<Result<String>>>,
-    scribe: Scribe,
-    /// Why it is being cancelled, when it is not because somebody asked.
-    fault: Option<Error>,
+    result: Option<oneshot::Sender<Result<String>>>,
+    recorder: TurnRecorder,
+    /// The error for which the server itself cancels the turn; its sender gets this error instead of the text.
+    cancel_cause: Option<Error>,
 }
 
-impl Task {
-    pub(super) async fn turn(&mut self, queued: Queued) {
-        let Queued {
+impl SessionTask {
+    pub(super) async fn run_turn(&mut self, queued: QueuedTurn) {
+        let QueuedTurn {
             turn: number,
             text,
-            ended,
+            result,
         } = queued;
         self.running = Some(number);
-        self.notes.cancel = false;
-        let scribe = Scribe::new(self.config().voice.clone());
-        let turn = Turn {
+        self.pending.cancel = false;
+        let recorder = TurnRecorder::new(self.config().agent_output.clone());
+        let turn = RunningTurn {
             number,
-            ended,
-            scribe,
-            fault: None,
+            result,
+            recorder,
+            cancel_cause: None,
         };
-        let held = self.rig.as_mut().and_then(|rig| rig.host.take());
+        let held = self
+            .processes
+            .as_mut()
+            .and_then(|processes| processes.agent.take());
         let began = SessionPatch {
             turn: Some(number),
             ..SessionPatch::default()
         };
         let message = EventBody::Message {
-            role: Role::User,
+            role: MessageRole::User,
             text: text.clone(),
         };
-        // In the log and out of the queue in one: it is neither lost nor run twice.
-        let heard = SessionPatch {
-            begun: Some(number),
+        // Taken out of the queue in the transaction that logs it, so that it is neither lost nor run twice.
+        let message_logged = SessionPatch {
+            dequeue_turn: Some(number),
             ..began.clone()
         };
-        let host = match held {
-            Some(host) => Ok(Ok(host)),
+        let process = match held {
+            Some(process) => Ok(Ok(process)),
             None => {
-                if !std::mem::take(&mut self.announced) {
+                if !std::mem::take(&mut self.starting_logged) {
                     let starting = EventBody::Status {
-                        status: Status::Starting,
+                        status: SessionStatus::Starting,
                         reason: None,
                     };
                     self.log(vec![starting], began).await;
                 }
-                self.start().await
+                self.start_agent().await
             }
         };
-        self.announced = false;
-        match host {
-            Ok(Ok(host)) => {
+        self.starting_logged = false;
+        match process {
+            Ok(Ok(process)) => {
                 self.answer_tools(&Ok(()));
                 let running = EventBody::Status {
-                    status: Status::Running,
+                    status: SessionStatus::Running,
                     reason: None,
                 };
-                self.log(vec![running, message], heard).await;
-                self.converse(turn, host, &text).await;
+                self.log(vec![running, message], message_logged).await;
+                self.prompt_and_follow(turn, process, &text).await;
             }
             not_started => {
-                // The message was heard all the same.
-                self.log(vec![message], heard).await;
+                // The message is logged even when the agent did not start.
+                self.log(vec![message], message_logged).await;
                 match not_started {
-                    Ok(Err(error)) => self.fail(turn, error).await,
-                    Err(interruption) => self.break_off(turn, interruption).await,
+                    Ok(Err(error)) => self.fail_turn(turn, error).await,
+                    Err(interruption) => self.interrupt_turn(turn, interruption).await,
                     Ok(Ok(_)) => {}
                 }
             }
         }
         self.running = None;
-        self.notes.cancel = false;
+        self.pending.cancel = false;
     }
 
-    /// Prompts and listens. The agent is kept for the next turn if it is still good.
-    async fn converse(&mut self, mut turn: Turn, mut host: Host, text: &str) {
-        let ending = match host.prompt(text) {
+    /// Prompts the agent and follows the turn to its end. The agent process is kept for the next turn if it
+    /// answered.
+    async fn prompt_and_follow(&mut self, mut turn: RunningTurn, mut process: AgentProcess, text: &str) {
+        let ending = match process.prompt(text) {
             Ok(prompt) => {
-                let kept = self.conversations.get(&self.live.now.borrow().agent);
-                if kept != host.conversation()
-                    && let Err(error) = self.remember_conversation(&host).await
+                let kept = self.conversations.get(&self.live.state.borrow().agent);
+                if kept != process.conversation()
+                    && let Err(error) = self.remember_conversation(&process).await
                 {
-                    tracing::error!(session = %self.site.session, error = %error.for_log(), "a conversation was not kept");
+                    tracing::error!(session = %self.env.session, error = %error.for_log(), "storing a conversation failed");
                 }
-                self.listen(&mut turn, &mut host, prompt).await
+                self.follow_turn(&mut turn, &mut process, prompt).await
             }
-            Err(gone) => Ending::Broken(host.gone(gone).await),
+            Err(error) => TurnEnding::Failed(process.explain_connection_error(error).await),
         };
         match ending {
-            Ending::Answered(Ok(answer)) => {
-                if let Some(rig) = &mut self.rig {
-                    rig.host = Some(host);
+            TurnEnding::Answered(Ok(answer)) => {
+                if let Some(processes) = &mut self.processes {
+                    processes.agent = Some(process);
                 }
-                self.complete(turn, &answer).await;
+                self.complete_turn(turn, &answer).await;
             }
-            Ending::Ignored => {
-                host.stop().await;
-                self.complete(turn, &serde_json::json!({ "stopReason": StopReason::Cancelled }))
+            TurnEnding::CancelIgnored => {
+                process.stop().await;
+                self.complete_turn(turn, &serde_json::json!({ "stopReason": StopReason::Cancelled }))
                     .await;
             }
-            Ending::Answered(Err(error)) => {
-                host.stop().await;
-                self.fail(
+            TurnEnding::Answered(Err(error)) => {
+                process.stop().await;
+                self.fail_turn(
                     turn,
-                    Error::unavailable(format!("the agent's turn failed: {}", agent_error(&error))),
+                    Error::unavailable(format!("the agent's turn failed: {}", agent_error_text(&error))),
                 )
                 .await;
             }
-            Ending::Broken(error) => {
-                host.stop().await;
-                self.fail(turn, error).await;
+            TurnEnding::Failed(error) => {
+                process.stop().await;
+                self.fail_turn(turn, error).await;
             }
-            Ending::Interrupted(interruption) => {
-                host.stop().await;
-                self.break_off(turn, interruption).await;
+            TurnEnding::Interrupted(interruption) => {
+                process.stop().await;
+                self.interrupt_turn(turn, interruption).await;
             }
         }
     }
 
-    async fn listen(&mut self, turn: &mut Turn, host: &mut Host, prompt: u64) -> Ending {
+    async fn follow_turn(
+        &mut self,
+        turn: &mut RunningTurn,
+        process: &mut AgentProcess,
+        prompt: u64,
+    ) -> TurnEnding {
         let deadline = Instant::now() + self.config().turn_timeout;
         let mut disk = std::pin::pin!(watch_disk(self));
-        // From when an agent that was told to stop is not waited for any more.
+        // When to stop waiting for an agent that was told to cancel.
         let mut give_up: Option<Instant> = None;
         loop {
             match self.interruption() {
                 Some(Interruption::Cancelled) if give_up.is_none() => {
-                    if let Err(gone) = host.cancel() {
-                        return Ending::Broken(host.gone(gone).await);
+                    if let Err(error) = process.cancel() {
+                        return TurnEnding::Failed(process.explain_connection_error(error).await);
                     }
                     give_up = Some(Instant::now() + self.config().cancel_grace);
                 }
                 Some(Interruption::Cancelled) | None => {}
-                Some(interruption) => return Ending::Interrupted(interruption),
+                Some(interruption) => return TurnEnding::Interrupted(interruption),
             }
-            let (due, interruption_at) = (turn.scribe.due(), self.interruption_at());
-            // Not biased: an agent that never stops talking must not keep the clocks from being looked at.
+            let (due, interruption_at) = (turn.recorder.flush_due(), self.interruption_at());
+            // Not biased: an agent that writes without pause must not keep the deadlines from being polled.
             tokio::select! {
-                heard = host.hear() => {
-                    let happening = match heard {
-                        Ok(heard) => host.attend(heard).await,
-                        Err(gone) => Err(gone),
+                received = process.receive() => {
+                    let handled = match received {
+                        Ok(message) => process.handle(message).await,
+                        Err(error) => Err(error),
                     };
-                    match self.take_down(turn, happening, prompt).await {
+                    match self.record_handled(turn, handled, prompt).await {
                         Ok(None) => {}
-                        Ok(Some(answer)) => return Ending::Answered(answer),
-                        Err(Fault::Gone(gone)) => return Ending::Broken(host.gone(gone).await),
-                        Err(Fault::Error(error)) => return Ending::Broken(error),
+                        Ok(Some(answer)) => return TurnEnding::Answered(answer),
+                        Err(TurnFault::Connection(error)) => return TurnEnding::Failed(process.explain_connection_error(error).await),
+                        Err(TurnFault::Error(error)) => return TurnEnding::Failed(error),
                     }
                 }
                 command = self.commands.recv() => match command {
-                    Some(command) => self.note(command).await,
-                    None => return Ending::Interrupted(Interruption::Stopped),
+                    Some(command) => self.take_command(command).await,
+                    None => return TurnEnding::Interrupted(Interruption::Stopped),
                 },
-                () = until(due) => {
-                    let event = turn.scribe.flush(Instant::now());
+                () = sleep_until(due) => {
+                    let event = turn.recorder.flush(Instant::now());
                     if let Err(error) = self.log_soon(event).await {
-                        return Ending::Broken(error);
+                        return TurnEnding::Failed(error);
                     }
                 }
-                () = until(Some(deadline)) => {
+                () = sleep_until(Some(deadline)) => {
                     let limit = self.config().turn_timeout.as_secs();
-                    return Ending::Broken(Error::timeout(format!("the turn took longer than {limit} s")));
+                    return TurnEnding::Failed(Error::timeout(format!("the turn took longer than {limit} s")));
                 }
-                () = until(give_up) => return Ending::Ignored,
-                () = until(interruption_at) => {}
-                error = &mut disk, if turn.fault.is_none() => {
+                () = sleep_until(give_up) => return TurnEnding::CancelIgnored,
+                () = sleep_until(interruption_at) => {}
+                error = &mut disk, if turn.cancel_cause.is_none() => {
                     let event = EventBody::Error { code: error.code, message: error.message.clone() };
-                    turn.fault = Some(error);
-                    self.notes.cancel = true;
+                    turn.cancel_cause = Some(error);
+                    self.pending.cancel = true;
                     if let Err(error) = self.log_soon([event]).await {
-                        return Ending::Broken(error);
+                        return TurnEnding::Failed(error);
                     }
                 }
             }
         }
     }
 
-    /// Writes down what came of what the agent said; gives the answer to the prompt when it is that.
-    async fn take_down(
+    /// Logs an update of the agent, or returns the answer to the prompt.
+    async fn record_handled(
         &mut self,
-        turn: &mut Turn,
-        happening: Result<Happening, Gone>,
+        turn: &mut RunningTurn,
+        handled: Result<HandledMessage, AcpConnectionError>,
         prompt: u64,
-    ) -> Result<Option<Result<Value, RpcError>>, Fault> {
-        match happening.map_err(Fault::Gone)? {
-            Happening::Attended => Ok(None),
-            Happening::Answer { id, outcome } => Ok((id == prompt).then_some(outcome)),
-            Happening::Update(update) => {
-                let events = turn.scribe.take(*update, Instant::now());
-                let events = events.map_err(|why| Fault::Error(Error::limit_exceeded(why.to_string())))?;
-                self.log_soon(events).await.map_err(Fault::Error)?;
+    ) -> Result<Option<Result<Value, RpcError>>, TurnFault> {
+        match handled.map_err(TurnFault::Connection)? {
+            HandledMessage::Handled => Ok(None),
+            HandledMessage::Response { id, outcome } => Ok((id == prompt).then_some(outcome)),
+            HandledMessage::Update(update) => {
+                let events = turn.recorder.record(*update, Instant::now());
+                let events =
+                    events.map_err(|why| TurnFault::Error(Error::limit_exceeded(why.to_string())))?;
+                self.log_soon(events).await.map_err(TurnFault::Error)?;
                 Ok(None)
             }
         }
@@ -231,21 +244,21 @@ impl Task {
 
     async fn log_soon(&self, events: impl IntoIterator<Item = EventBody>) -> Result<()> {
         for mut event in events {
-            veil(&self.site.plane, &mut event);
-            self.site
+            mask_secrets(&self.env.plane, &mut event);
+            self.env
                 .deps
                 .store
                 .events()
-                .append_soon(&self.site.session, event)
+                .append_soon(&self.env.session, event)
                 .await?;
         }
         Ok(())
     }
 
-    /// The agent finished its turn.
-    async fn complete(&mut self, turn: Turn, answer: &Value) {
-        let (mut events, mut text) = turn.scribe.finish();
-        self.site.plane.veil_text(&mut text);
+    /// Logs the end of a turn that the agent finished or that was cancelled.
+    async fn complete_turn(&mut self, turn: RunningTurn, answer: &Value) {
+        let (mut events, mut text) = turn.recorder.finish();
+        self.env.plane.mask_text(&mut text);
         if let Some(Value::Object(usage)) = answer.get("usage") {
             events.push(EventBody::Usage { usage: usage.clone() });
         }
@@ -259,92 +272,92 @@ impl Task {
             stop_reason,
             text: text.clone(),
         });
-        // What follows says what the session does next: another turn or a switch.
-        if self.queue.is_empty() && self.notes.switch.is_none() {
+        // When a message or a switch is pending, its own status event follows instead.
+        if self.queue.is_empty() && self.pending.switch.is_none() {
             events.push(EventBody::Status {
-                status: Status::Idle,
+                status: SessionStatus::Idle,
                 reason: None,
             });
         }
         self.log(events, SessionPatch::default()).await;
-        tell(turn.ended, turn.fault.map_or(Ok(text), Err));
+        send_result(turn.result, turn.cancel_cause.map_or(Ok(text), Err));
     }
 
-    /// The turn failed: nothing of the agent is kept, and the next message starts it again.
-    async fn fail(&mut self, turn: Turn, mut error: Error) {
-        let (mut events, _) = turn.scribe.finish();
-        self.site.plane.veil_text(&mut error.message);
-        tracing::info!(session = %self.site.session, error = %error.for_log(), "a turn failed");
+    /// Logs a failed turn and stops the agent and its tools; the next message starts them again.
+    async fn fail_turn(&mut self, turn: RunningTurn, mut error: Error) {
+        let (mut events, _) = turn.recorder.finish();
+        self.env.plane.mask_text(&mut error.message);
+        tracing::info!(session = %self.env.session, error = %error.for_log(), "a turn failed");
         events.push(EventBody::Error {
             code: error.code,
             message: error.message.clone(),
         });
-        if self.notes.switch.is_none() {
+        if self.pending.switch.is_none() {
             events.push(EventBody::Status {
-                status: Status::Failed,
+                status: SessionStatus::Failed,
                 reason: Some(error.message.clone()),
             });
         }
-        if let Some(rig) = self.rig.take() {
-            rig.down(&self.site).await;
+        if let Some(processes) = self.processes.take() {
+            processes.stop(&self.env).await;
         }
         self.log(events, SessionPatch::default()).await;
-        tell(turn.ended, Err(error));
+        send_result(turn.result, Err(error));
     }
 
-    /// The turn was broken off from our side.
-    async fn break_off(&mut self, turn: Turn, interruption: Interruption) {
+    /// Logs a turn that the server interrupted.
+    async fn interrupt_turn(&mut self, turn: RunningTurn, interruption: Interruption) {
         let number = turn.number;
         let error = match interruption {
             Interruption::Cancelled => {
                 return self
-                    .complete(turn, &serde_json::json!({ "stopReason": StopReason::Cancelled }))
+                    .complete_turn(turn, &serde_json::json!({ "stopReason": StopReason::Cancelled }))
                     .await;
             }
             Interruption::Ended => Error::conflict(format!("the session was ended during turn {number}")),
             Interruption::Stopped => Error::unavailable(format!("the server stopped during turn {number}")),
-            Interruption::DrainedOut => {
-                if let Some(switch) = &mut self.notes.switch {
-                    switch.cancelled += 1;
+            Interruption::DrainTimeout => {
+                if let Some(switch) = &mut self.pending.switch {
+                    switch.cancelled_turns += 1;
                 }
                 Error::unavailable(format!(
                     "turn {number} was cancelled: the session switches to another agent"
                 ))
             }
         };
-        let (mut events, _) = turn.scribe.finish();
+        let (mut events, _) = turn.recorder.finish();
         events.push(EventBody::Error {
             code: error.code,
             message: error.message.clone(),
         });
         if interruption == Interruption::Stopped {
             events.push(EventBody::Status {
-                status: Status::Idle,
+                status: SessionStatus::Idle,
                 reason: Some(error.message.clone()),
             });
         }
         self.log(events, SessionPatch::default()).await;
-        tell(turn.ended, Err(error));
+        send_result(turn.result, Err(error));
     }
 }
 
-enum Fault {
-    Gone(Gone),
+enum TurnFault {
+    Connection(AcpConnectionError),
     Error(Error),
 }
 
-fn tell(ended: Option<oneshot::Sender<Result<String>>>, outcome: Result<String>) {
+fn send_result(ended: Option<oneshot::Sender<Result<String>>>, outcome: Result<String>) {
     if let Some(ended) = ended {
-        // Whoever waited may have gone; the turn is in the log.
+        // The sender may be gone; the turn is in the log.
         let _ = ended.send(outcome);
     }
 }
 
-/// Resolves when the workspace holds more than it may.
-fn watch_disk(task: &Task) -> impl Future<Output = Error> + use<> {
-    let plan = task.rig.as_ref().map(|rig| &rig.plan);
+/// Resolves when the workspace is larger than its limit; never when there is no limit.
+fn watch_disk(task: &SessionTask) -> impl Future<Output = Error> + use<> {
+    let plan = task.processes.as_ref().map(|processes| &processes.plan);
     let limit = plan.and_then(|plan| plan.limits.workspace_mb);
-    let home = &task.site.deps.home;
+    let home = &task.env.deps.home;
     let dir = plan.map(|plan| home.workspace_dir(&plan.project.project_id, &plan.workspace.workspace_id));
     async move {
         match (limit, dir) {

@@ -1,4 +1,4 @@
-//! Sessions with real parts: a real store, home and library, real processes, no walls.
+//! Sessions with a real store, home directory and library, and real agent processes without a sandbox.
 
 #![allow(
     dead_code,
@@ -13,33 +13,35 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
-use oubliette_home::{Home, Library};
+use oubliette_home::{DefinitionLibrary, HomeDir};
 use oubliette_protocol::{
-    Object, Principal, ProjectId, Result, Scope, SessionId, TokenId, WorkspaceId,
-    event::{Event, EventBody, Status},
+    JsonObject, Principal, ProjectId, Result, Scope, SessionId, TokenId, WorkspaceId,
+    event::{EventBody, SessionEvent, SessionStatus},
     tool::ToolSpec,
 };
-use oubliette_sandbox::Host;
+use oubliette_sandbox::HostDriver;
 use oubliette_session::{
-    Asker, Children, Deps, EventsQuery, KeyMinter, MessageReply, MessageRequest, Programs, RelayDoor,
-    SessionConfig, Sessions, Wait, WorkspaceChoice, WorkspaceMaker,
+    EventsQuery, IncludeChildren, KeyMinter, MessageReply, MessageRequest, ProgramPaths, RelayDoor,
+    RequestOrigin, SessionConfig, SessionDeps, Sessions, WaitMode, WorkspaceChoice, WorkspaceMaker,
 };
 use oubliette_store::{OpenError, ProjectRow, Store, WorkspaceRow};
-use oubliette_tools::{CallContext, CallThreads, Origin, OwnTools, Permit, ProcessEnvironment, Trust};
+use oubliette_tools::{CallContext, CallOrigin, CallThreads, OwnTools, Permit, ProcessEnvironment, Trust};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-pub struct World {
+/// A session manager on a temporary home directory with one project and six test agents.
+pub struct SessionFixture {
     pub sessions: Arc<Sessions>,
     pub store: Store,
-    pub home: Arc<Home>,
-    pub library: Arc<Library>,
+    pub home: Arc<HomeDir>,
+    pub library: Arc<DefinitionLibrary>,
     pub project: ProjectId,
     dir: Arc<tempfile::TempDir>,
     config: SessionConfig,
 }
 
-pub struct Remains {
+/// The home directory of a fixture whose tasks were dropped.
+pub struct LeftoverHome {
     dir: Arc<tempfile::TempDir>,
     config: SessionConfig,
     project: ProjectId,
@@ -56,7 +58,7 @@ pub fn fake_agent() -> PathBuf {
     program
 }
 
-impl World {
+impl SessionFixture {
     pub async fn new() -> Self {
         Self::with(|_| {}).await
     }
@@ -68,14 +70,14 @@ impl World {
         };
         change(&mut config);
         let dir = Arc::new(tempfile::tempdir().unwrap());
-        let world = Self::open(dir, config, None).await;
+        let fixture = Self::open(dir, config, None).await;
         for how in ["ok", "other", "mute", "dies", "rubbish", "flood"] {
-            world.agent(how, how, json!({})).await;
+            fixture.agent(how, how, json!({})).await;
         }
         let workspace = WorkspaceId::generate();
         let now = oubliette_store::now();
         let project = ProjectRow {
-            project_id: world.project.clone(),
+            project_id: fixture.project.clone(),
             name: "p".into(),
             description: String::new(),
             agent: Some("ok".parse().unwrap()),
@@ -89,32 +91,32 @@ impl World {
         };
         let row = WorkspaceRow {
             workspace_id: workspace.clone(),
-            project_id: world.project.clone(),
+            project_id: fixture.project.clone(),
             name: "w".into(),
             env: [("FROM_WORKSPACE".to_owned(), "yes".to_owned())].into(),
             source: None,
             created_at: now,
         };
-        std::fs::create_dir_all(world.home.workspace_dir(&world.project, &workspace)).unwrap();
-        world.store.project_create(project, row).await.unwrap();
-        world
+        std::fs::create_dir_all(fixture.home.workspace_dir(&fixture.project, &workspace)).unwrap();
+        fixture.store.project_create(project, row).await.unwrap();
+        fixture
     }
 
     async fn open(dir: Arc<tempfile::TempDir>, config: SessionConfig, project: Option<ProjectId>) -> Self {
-        let home = Arc::new(Home::at(dir.path().join("home")).unwrap());
+        let home = Arc::new(HomeDir::at(dir.path().join("home")).unwrap());
         home.create().unwrap();
         let store = loop {
             match Store::open(&home.database_path()).await {
-                // A process that another test is about to start has the lock of one that was dropped, until
-                // it has become its program.
+                // A process just forked by another test has inherited the lock's descriptor, and holds it
+                // until it calls exec.
                 Err(OpenError::InUse(_)) => tokio::task::yield_now().await,
                 opened => break opened.unwrap(),
             }
         };
-        let library = Library::open(&home).unwrap();
+        let library = DefinitionLibrary::open(&home).unwrap();
         let client = fake_agent();
-        let sandbox = Arc::new(Host::new(client.clone()));
-        let sessions = Sessions::new(Deps {
+        let sandbox = Arc::new(HostDriver::new(client.clone()));
+        let sessions = Sessions::new(SessionDeps {
             store: store.clone(),
             home: home.clone(),
             library: library.clone(),
@@ -126,15 +128,15 @@ impl World {
             env: Arc::new(ProcessEnvironment),
             threads: Arc::new(CallThreads::new(2)),
             config: config.clone(),
-            door: Arc::new(NoDoor),
-            keys: Arc::new(NoKeys),
-            workspaces: Arc::new(NoKeys),
-            programs: Programs {
+            door: Arc::new(NoRelayDoor),
+            keys: Arc::new(StubKeys),
+            workspaces: Arc::new(StubKeys),
+            programs: ProgramPaths {
                 client: client.clone(),
                 agent: client,
             },
         });
-        sessions.set_own(Arc::new(NoOwn));
+        sessions.set_own_tools(Arc::new(NoOwnTools));
         Self {
             sessions,
             store,
@@ -146,20 +148,20 @@ impl World {
         }
     }
 
-    /// What is left when the server is killed: the home.
-    pub fn remains(self) -> Remains {
-        Remains {
+    /// Gives up everything but the home directory, as when the server is killed.
+    pub fn into_leftover_home(self) -> LeftoverHome {
+        LeftoverHome {
             dir: self.dir.clone(),
             config: self.config.clone(),
             project: self.project.clone(),
         }
     }
 
-    /// The same home again, after everything that ran was dropped where it stood.
-    pub async fn again(remains: Remains) -> Self {
-        let world = Self::open(remains.dir, remains.config, Some(remains.project)).await;
-        world.sessions.recover().await.unwrap();
-        world
+    /// Opens a leftover home again and recovers its sessions.
+    pub async fn reopen(leftover: LeftoverHome) -> Self {
+        let fixture = Self::open(leftover.dir, leftover.config, Some(leftover.project)).await;
+        fixture.sessions.recover().await.unwrap();
+        fixture
     }
 
     pub async fn agent(&self, slug: &str, how: &str, more: Value) {
@@ -180,7 +182,7 @@ impl World {
     pub fn request(&self, agent: &str, text: &str) -> MessageRequest {
         MessageRequest {
             principal: Principal::owner(),
-            asker: Asker::Outside,
+            origin: RequestOrigin::Outside,
             message: text.into(),
             project_id: Some(self.project.clone()),
             session_id: None,
@@ -188,7 +190,7 @@ impl World {
             workspace: WorkspaceChoice::Default,
             context: None,
             mcp_session: None,
-            wait: Wait::ForTurn,
+            wait: WaitMode::ForTurn,
         }
     }
 
@@ -196,9 +198,9 @@ impl World {
         self.sessions.message(self.request(agent, text)).await
     }
 
-    pub async fn start_only(&self, agent: &str, text: &str) -> SessionId {
+    pub async fn start_without_waiting(&self, agent: &str, text: &str) -> SessionId {
         let request = MessageRequest {
-            wait: Wait::No,
+            wait: WaitMode::No,
             ..self.request(agent, text)
         };
         self.sessions.message(request).await.unwrap().session_id
@@ -208,13 +210,13 @@ impl World {
         let request = MessageRequest {
             session_id: Some(session.clone()),
             agent: None,
-            wait: Wait::No,
+            wait: WaitMode::No,
             ..self.request("ok", text)
         };
         self.sessions.message(request).await.unwrap()
     }
 
-    pub async fn say(&self, session: &SessionId, text: &str) -> Result<MessageReply> {
+    pub async fn send_and_wait(&self, session: &SessionId, text: &str) -> Result<MessageReply> {
         let request = MessageRequest {
             session_id: Some(session.clone()),
             agent: None,
@@ -223,21 +225,25 @@ impl World {
         self.sessions.message(request).await
     }
 
-    pub async fn log(&self, session: &SessionId) -> Vec<Arc<Event>> {
+    pub async fn log(&self, session: &SessionId) -> Vec<Arc<SessionEvent>> {
         self.store.events().read(session, -1, 100_000).await.unwrap()
     }
 
-    /// The log without deltas, in short.
-    pub async fn told(&self, session: &SessionId) -> Vec<String> {
+    /// One short text for each event of the log except deltas.
+    pub async fn log_summary(&self, session: &SessionId) -> Vec<String> {
         let log = self.log(session).await;
         log.iter()
             .filter(|e| e.body.kind() != "delta")
-            .map(|e| short(&e.body))
+            .map(|e| summarize(&e.body))
             .collect()
     }
 
-    /// Waits until the log has something that fits.
-    pub async fn until(&self, session: &SessionId, fits: impl Fn(&EventBody) -> bool) -> Arc<Event> {
+    /// Waits until the log has an event for which `fits` is true.
+    pub async fn wait_for_event(
+        &self,
+        session: &SessionId,
+        fits: impl Fn(&EventBody) -> bool,
+    ) -> Arc<SessionEvent> {
         let mut since = -1;
         loop {
             let query = EventsQuery {
@@ -245,13 +251,13 @@ impl World {
                 since_index: since,
                 max_events: 1000,
                 wait: Duration::from_secs(50),
-                children: Children::Hidden,
+                children: IncludeChildren::No,
             };
             let reply = self.sessions.events(&Principal::owner(), query).await.unwrap();
             assert!(
                 !reply.events.is_empty(),
                 "nothing came: {:?}",
-                self.told(session).await
+                self.log_summary(session).await
             );
             since = reply.last_index;
             if let Some(event) = reply.events.iter().find(|e| fits(&e.body)) {
@@ -260,8 +266,8 @@ impl World {
         }
     }
 
-    pub async fn until_status(&self, session: &SessionId, wanted: Status) {
-        self.until(
+    pub async fn wait_for_status(&self, session: &SessionId, wanted: SessionStatus) {
+        self.wait_for_event(
             session,
             |body| matches!(body, EventBody::Status { status, .. } if *status == wanted),
         )
@@ -279,7 +285,7 @@ impl World {
     }
 }
 
-pub fn short(body: &EventBody) -> String {
+pub fn summarize(body: &EventBody) -> String {
     match body {
         EventBody::Status { status, .. } => status.to_string(),
         EventBody::Message { role, text } => format!("{role:?}: {text}").to_lowercase(),
@@ -299,16 +305,16 @@ pub fn write_token() -> Principal {
     }
 }
 
-struct NoDoor;
+struct NoRelayDoor;
 
-impl RelayDoor for NoDoor {
+impl RelayDoor for NoRelayDoor {
     fn accept(&self, _: SessionId, _: UnixStream) {}
 }
 
-struct NoKeys;
+struct StubKeys;
 
 #[async_trait]
-impl KeyMinter for NoKeys {
+impl KeyMinter for StubKeys {
     async fn mint(&self, _: &SessionId, _: &ProjectId, _: Scope) -> Result<String> {
         Ok("oub_minted".into())
     }
@@ -319,16 +325,16 @@ impl KeyMinter for NoKeys {
 }
 
 #[async_trait]
-impl WorkspaceMaker for NoKeys {
+impl WorkspaceMaker for StubKeys {
     async fn create(&self, _: &ProjectId) -> Result<WorkspaceId> {
         Err(oubliette_protocol::Error::unavailable("not in this test"))
     }
 }
 
-struct NoOwn;
+struct NoOwnTools;
 
 #[async_trait]
-impl OwnTools for NoOwn {
+impl OwnTools for NoOwnTools {
     async fn list(&self, _: &SessionId, _: &str) -> Result<Vec<ToolSpec>> {
         Ok(Vec::new())
     }
@@ -337,9 +343,9 @@ impl OwnTools for NoOwn {
         &self,
         _: Permit,
         _: &SessionId,
-        _: &Origin,
+        _: &CallOrigin,
         _: &str,
-        _: Object,
+        _: JsonObject,
         _: &CallContext,
     ) -> Result<Value> {
         Ok(Value::Null)
@@ -349,7 +355,14 @@ impl OwnTools for NoOwn {
         Vec::new()
     }
 
-    async fn base(&self, _: Permit, _: &SessionId, _: &str, _: Object, _: &CallContext) -> Result<Value> {
+    async fn call_base(
+        &self,
+        _: Permit,
+        _: &SessionId,
+        _: &str,
+        _: JsonObject,
+        _: &CallContext,
+    ) -> Result<Value> {
         Ok(Value::Null)
     }
 }

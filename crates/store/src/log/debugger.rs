@@ -1,9 +1,9 @@
-//! The debugger's log: context builds, tool calls, blocks, health. Its index is server-wide and never
-//! given out twice, also after a restart.
+//! The debugger's log: context builds, tool calls, blocked calls, health. Its index is server-wide and never
+//! reused, not even after a restart.
 //!
-//! Recording is for code that must not wait: it puts the event into a queue of bounded size and returns.
-//! The writer takes the queue after a moment, or at once when somebody waits for it: a commit of
-//! its own for every tool call would cost more than the call.
+//! Recording must not block a tool call: it puts the event into a bounded queue and returns. The writer drains
+//! the queue after a short delay, or at once when somebody waits for it, because one commit per tool call
+//! would cost more than the call.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -21,24 +21,25 @@ use tokio::{
 };
 
 use super::{
-    events::gather,
-    follow::{Batch, CHUNK, CHUNK_BYTES, Follow, Source, detached},
-    tail::{Indexed, Tail},
+    events::collect_available,
+    follow::{CHUNK_BYTES, CHUNK_ROWS, FollowableLog, LogBatch, LogFollower, run_detached},
+    tail::{HasLogIndex, LogTail},
 };
-use crate::{fault::read_error, writer::Counter};
+use crate::{db_error::read_error, writer::SequenceCounter};
 
-/// What may wait to be written, in bytes of JSON. Past it events are dropped, and the log says so.
+/// Maximum size of the queue, in bytes of JSON. Beyond it events are dropped and a warning is logged.
 const QUEUE_BYTES: usize = 8 * 1024 * 1024;
-/// How long what nobody waits for may gather: many events in one commit cost little more than a few.
-const GATHER: Duration = Duration::from_millis(60);
-/// And how long while somebody follows.
-const GATHER_FOLLOWED: Duration = Duration::from_millis(20);
-/// How much may gather, in bytes of JSON.
+/// How long events that nobody waits for may gather before they are committed: a commit of many events costs
+/// little more than one of a few.
+const GATHER_WAIT: Duration = Duration::from_millis(60);
+/// The same while the log is being followed.
+const GATHER_WAIT_FOLLOWED: Duration = Duration::from_millis(20);
+/// Queue size, in bytes of JSON, at which it is written without further delay.
 const GATHER_BYTES: usize = 1024 * 1024;
-/// The most one [`DebugLog::read`] gives, in bytes of JSON.
+/// Maximum result of one [`DebugLog::read`], in bytes of JSON.
 const READ_BYTES: usize = 8 * 1024 * 1024;
 
-/// Which debugger events. Absent fields want all.
+/// Selects debugger events. Absent fields match all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DebugFilter {
     /// Of this session.
@@ -55,7 +56,7 @@ pub struct DebugFilter {
 #[derive(Clone)]
 pub struct DebugLog {
     readers: SqlitePool,
-    queue: Arc<Queue>,
+    queue: Arc<DebugQueue>,
 }
 
 impl std::fmt::Debug for DebugLog {
@@ -65,11 +66,11 @@ impl std::fmt::Debug for DebugLog {
 }
 
 impl DebugLog {
-    pub(crate) fn new(readers: SqlitePool, queue: Arc<Queue>) -> Self {
+    pub(crate) fn new(readers: SqlitePool, queue: Arc<DebugQueue>) -> Self {
         Self { readers, queue }
     }
 
-    /// Records an event and does not wait: it is durable soon, in the order of recording.
+    /// Records an event without waiting until it is durable. Events keep the order they were recorded in.
     pub fn record(&self, session: Option<SessionId>, agent: Option<Slug>, body: DebugBody) {
         self.push(session, agent, body, None);
     }
@@ -87,8 +88,8 @@ impl DebugLog {
         answer.await.map_err(|_| lost())?
     }
 
-    /// Records an event that is JSON already: the text of a [`DebugBody`] of this kind.
-    pub fn record_text(
+    /// Records an event given as JSON: `text` is a [`DebugBody`] of this kind, already encoded.
+    pub fn record_json(
         &self,
         session: Option<SessionId>,
         agent: Option<Slug>,
@@ -119,32 +120,34 @@ impl DebugLog {
                 text,
                 reply,
             }),
-            Err(error) => tracing::error!(%error, "a debugger event that is no JSON"),
+            Err(error) => {
+                tracing::error!(%error, "encoding a debugger event as JSON failed; it is not recorded")
+            }
         }
     }
 
     /// Waits until everything recorded so far is written.
     pub async fn flush(&self) {
-        let (target, mut written) = (self.queue.hurry(), self.queue.written.subscribe());
+        let (target, mut written) = (self.queue.request_flush(), self.queue.written.subscribe());
         let _ = written.wait_for(|written| *written >= target).await;
     }
 
-    /// Up to `max` events past `since` (-1: from the first) that pass the filter.
+    /// Reads up to `max` events that pass the filter and have an index above `since` (-1: from the first).
     pub async fn read(&self, filter: &DebugFilter, since: i64, max: usize) -> Result<Vec<Arc<DebugEvent>>> {
         Ok(read(&self.readers, filter, since, i64::MAX, max, READ_BYTES)
             .await?
             .items)
     }
 
-    /// The last index of the whole log; -1 if there is none.
+    /// The last index of the whole log; -1 if it is empty.
     pub async fn last_index(&self) -> Result<i64> {
         last_index(&self.readers).await
     }
 
-    /// Everything past `since` that passes the filter: what is there, then what comes.
-    pub fn follow(&self, filter: DebugFilter, since: i64) -> Follow<Arc<DebugEvent>> {
-        Follow::new(
-            DebugSource {
+    /// Follows the events that pass the filter, from the index after `since`: stored ones, then live ones.
+    pub fn follow(&self, filter: DebugFilter, since: i64) -> LogFollower<Arc<DebugEvent>> {
+        LogFollower::new(
+            FollowedDebugLog {
                 readers: self.readers.clone(),
                 queue: self.queue.clone(),
                 filter,
@@ -153,15 +156,15 @@ impl DebugLog {
         )
     }
 
-    /// Waits until there is something past `index`, whatever it is, at most for `timeout`. Gives the
+    /// Waits until the log has an index above `index`, whatever the event, at most for `timeout`. Returns the
     /// last index of the whole log.
     pub async fn wait_beyond(&self, index: i64, timeout: Duration) -> Result<i64> {
-        let mut marks = self.queue.tail.marks();
-        self.queue.tail.reached(last_index(&self.readers).await?);
-        let beyond = marks.wait_for(|mark| mark.last > index || mark.closed);
+        let mut extent_watch = self.queue.tail.watch_extent();
+        self.queue.tail.advance_to(last_index(&self.readers).await?);
+        let beyond = extent_watch.wait_for(|extent| extent.last > index || extent.closed);
         let _ = tokio::time::timeout(timeout, beyond).await;
-        let mark = *self.queue.tail.marks().borrow();
-        Ok(mark.last)
+        let extent = *self.queue.tail.watch_extent().borrow();
+        Ok(extent.last)
     }
 
     /// Like [`DebugLog::read`], but waits up to `timeout` for a first event when there is none.
@@ -176,18 +179,18 @@ impl DebugLog {
         if !found.is_empty() || timeout.is_zero() || max == 0 {
             return Ok(found);
         }
-        gather(self.follow(filter.clone(), since), max, timeout).await
+        collect_available(self.follow(filter.clone(), since), max, timeout).await
     }
 }
 
-/// A debugger event with what filters need besides.
+/// A committed debugger event with its session's project, which filters need.
 #[derive(Debug, Clone)]
-pub(crate) struct Recorded {
+pub(crate) struct RecordedDebugEvent {
     pub(crate) event: Arc<DebugEvent>,
     pub(crate) project: Option<ProjectId>,
 }
 
-impl Indexed for Recorded {
+impl HasLogIndex for RecordedDebugEvent {
     fn index(&self) -> i64 {
         self.event.index
     }
@@ -203,7 +206,7 @@ pub(crate) struct DebugJob {
 }
 
 impl DebugJob {
-    /// The event it became.
+    /// The event as committed with this index and time.
     pub(crate) fn event(&self, index: i64, ts: Timestamp) -> Result<DebugEvent> {
         Ok(DebugEvent {
             index,
@@ -215,30 +218,32 @@ impl DebugJob {
     }
 }
 
-/// What waits to be written, and the live end of the log.
-pub(crate) struct Queue {
-    waiting: Mutex<Waiting>,
+/// Events waiting to be written, and the live end of the log.
+pub(crate) struct DebugQueue {
+    backlog: Mutex<DebugBacklog>,
     wake: Notify,
     written: watch::Sender<u64>,
-    pub(crate) tail: Arc<Tail<Recorded>>,
+    pub(crate) tail: Arc<LogTail<RecordedDebugEvent>>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct DebugBacklog {
     jobs: VecDeque<DebugJob>,
     bytes: usize,
-    /// When the writer is to take it.
+    /// When the writer is to take the jobs; none if there are none.
     due: Option<Instant>,
+    /// Events ever accepted.
     pushed: u64,
+    /// Events dropped since the queue was last empty.
     dropped: u64,
     closed: bool,
 }
 
-impl Default for Queue {
+impl Default for DebugQueue {
     fn default() -> Self {
-        let (waiting, wake) = (Mutex::default(), Notify::new());
+        let (backlog, wake) = (Mutex::default(), Notify::new());
         Self {
-            waiting,
+            backlog,
             wake,
             written: watch::Sender::new(0),
             tail: Arc::default(),
@@ -246,58 +251,58 @@ impl Default for Queue {
     }
 }
 
-impl Queue {
+impl DebugQueue {
     fn push(&self, job: DebugJob) {
-        let mut waiting = self.waiting.lock();
-        if waiting.closed || waiting.bytes + job.text.len() > QUEUE_BYTES {
-            // Dropping the job's reply tells whoever waits for it.
-            waiting.dropped += 1;
-            if waiting.dropped == 1 {
-                drop(waiting);
+        let mut backlog = self.backlog.lock();
+        if backlog.closed || backlog.bytes + job.text.len() > QUEUE_BYTES {
+            // Dropping the job's reply channel fails a waiting `record_durable`.
+            backlog.dropped += 1;
+            if backlog.dropped == 1 {
+                drop(backlog);
                 tracing::warn!("the database is too slow or closed: debugger events are dropped");
             }
             return;
         }
-        waiting.bytes += job.text.len();
-        waiting.pushed += 1;
+        backlog.bytes += job.text.len();
+        backlog.pushed += 1;
         let now = Instant::now();
-        let before = waiting.due;
-        let due = match job.reply.is_some() || waiting.bytes > GATHER_BYTES {
+        let before = backlog.due;
+        let due = match job.reply.is_some() || backlog.bytes > GATHER_BYTES {
             true => now,
             false => before.unwrap_or_else(|| match self.tail.is_followed() {
-                true => now + GATHER_FOLLOWED,
-                false => now + GATHER,
+                true => now + GATHER_WAIT_FOLLOWED,
+                false => now + GATHER_WAIT,
             }),
         };
-        waiting.due = Some(due);
-        waiting.jobs.push_back(job);
-        drop(waiting);
-        // The writer knows of a time that has not changed.
+        backlog.due = Some(due);
+        backlog.jobs.push_back(job);
+        drop(backlog);
+        // If the due time has not changed, the writer is already waiting for it.
         if before != Some(due) {
             self.wake.notify_one();
         }
     }
 
-    /// Has what waits written at once; how much was pushed until now.
-    fn hurry(&self) -> u64 {
-        let mut waiting = self.waiting.lock();
-        if waiting.due.is_some() {
-            waiting.due = Some(Instant::now());
+    /// Makes the queued events due now. Returns how many events were accepted so far.
+    fn request_flush(&self) -> u64 {
+        let mut backlog = self.backlog.lock();
+        if backlog.due.is_some() {
+            backlog.due = Some(Instant::now());
             self.wake.notify_one();
         }
-        waiting.pushed
+        backlog.pushed
     }
 
-    /// Whether something is to be taken now.
+    /// Whether queued events are due now.
     pub(crate) fn is_due(&self) -> bool {
-        self.waiting.lock().due.is_some_and(|due| due <= Instant::now())
+        self.backlog.lock().due.is_some_and(|due| due <= Instant::now())
     }
 
-    /// Waits until something is to be taken.
-    pub(crate) async fn due(&self) {
+    /// Waits until queued events are due.
+    pub(crate) async fn wait_until_due(&self) {
         loop {
             // Copied out: the lock must not be held while waiting.
-            let due = self.waiting.lock().due;
+            let due = self.backlog.lock().due;
             match due {
                 Some(due) if due <= Instant::now() => return,
                 Some(due) => {
@@ -309,72 +314,72 @@ impl Queue {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.lock().jobs.is_empty()
+        self.backlog.lock().jobs.is_empty()
     }
 
-    /// Takes the first of what waits.
-    pub(crate) fn take(&self, most: usize) -> Vec<DebugJob> {
-        let mut waiting = self.waiting.lock();
-        let count = most.min(waiting.jobs.len());
-        let taken: Vec<DebugJob> = waiting.jobs.drain(..count).collect();
-        waiting.bytes -= taken.iter().map(|job| job.text.len()).sum::<usize>();
-        if waiting.jobs.is_empty() {
-            waiting.due = None;
-            waiting.jobs = VecDeque::new();
-            let dropped = std::mem::take(&mut waiting.dropped);
-            if dropped > 0 && !waiting.closed {
+    /// Takes up to `most` of the oldest queued events.
+    pub(crate) fn take_batch(&self, most: usize) -> Vec<DebugJob> {
+        let mut backlog = self.backlog.lock();
+        let count = most.min(backlog.jobs.len());
+        let taken: Vec<DebugJob> = backlog.jobs.drain(..count).collect();
+        backlog.bytes -= taken.iter().map(|job| job.text.len()).sum::<usize>();
+        if backlog.jobs.is_empty() {
+            backlog.due = None;
+            backlog.jobs = VecDeque::new();
+            let dropped = std::mem::take(&mut backlog.dropped);
+            if dropped > 0 && !backlog.closed {
                 tracing::warn!(
                     dropped,
                     "debugger events were dropped; they are recorded again now"
                 );
             }
         } else {
-            waiting.due = Some(Instant::now());
+            backlog.due = Some(Instant::now());
             self.wake.notify_one();
         }
         taken
     }
 
-    /// That so many of what was taken are written or given up.
-    pub(crate) fn done(&self, count: usize) {
+    /// Records that `count` taken events were written or given up, for [`DebugLog::flush`].
+    pub(crate) fn mark_written(&self, count: usize) {
         if count > 0 {
             self.written.send_modify(|written| *written += count as u64);
         }
     }
 
-    /// Takes nothing more.
+    /// Refuses further events.
     pub(crate) fn close(&self) {
-        self.waiting.lock().closed = true;
+        self.backlog.lock().closed = true;
     }
 }
 
-struct DebugSource {
+struct FollowedDebugLog {
     readers: SqlitePool,
-    queue: Arc<Queue>,
+    queue: Arc<DebugQueue>,
     filter: DebugFilter,
 }
 
-impl Source for DebugSource {
-    type Item = Recorded;
+impl FollowableLog for FollowedDebugLog {
+    type Item = RecordedDebugEvent;
     type Out = Arc<DebugEvent>;
 
-    fn tail(&self) -> &Arc<Tail<Recorded>> {
+    fn tail(&self) -> &Arc<LogTail<RecordedDebugEvent>> {
         &self.queue.tail
     }
 
-    fn last(&self) -> BoxFuture<'_, Result<i64>> {
+    fn last_index(&self) -> BoxFuture<'_, Result<i64>> {
         let readers = self.readers.clone();
-        Box::pin(detached(async move { last_index(&readers).await }))
+        Box::pin(run_detached(async move { last_index(&readers).await }))
     }
 
-    fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<Batch<Arc<DebugEvent>>>> {
+    fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<LogBatch<Arc<DebugEvent>>>> {
         let (readers, filter) = (self.readers.clone(), self.filter.clone());
-        Box::pin(detached(async move {
-            read(&readers, &filter, since, upto, CHUNK, CHUNK_BYTES).await
+        Box::pin(run_detached(async move {
+            read(&readers, &filter, since, upto, CHUNK_ROWS, CHUNK_BYTES).await
         }))
     }
 
-    fn show(&self, item: &Recorded) -> Option<Arc<DebugEvent>> {
+    fn select(&self, item: &RecordedDebugEvent) -> Option<Arc<DebugEvent>> {
         let (filter, event) = (&self.filter, &item.event);
         let wanted = filter
             .session
@@ -398,7 +403,7 @@ impl Source for DebugSource {
 
 async fn last_index(readers: &SqlitePool) -> Result<i64> {
     let next: Option<i64> = sqlx::query_scalar("SELECT value FROM counters WHERE name = $1")
-        .bind(Counter::Debug.name())
+        .bind(SequenceCounter::Debug.name())
         .fetch_optional(readers)
         .await
         .map_err(read_error)?;
@@ -412,7 +417,7 @@ async fn read(
     upto: i64,
     max: usize,
     max_bytes: usize,
-) -> Result<Batch<Arc<DebugEvent>>> {
+) -> Result<LogBatch<Arc<DebugEvent>>> {
     let mut query =
         QueryBuilder::<Sqlite>::new("SELECT idx, ts, session_id, agent, body FROM debug_events WHERE idx > ");
     query.push_bind(since).push(" AND idx <= ").push_bind(upto);
@@ -426,7 +431,7 @@ async fn read(
         query.push(" AND project_id = ").push_bind(project.as_str());
     }
     if let Some(kinds) = &filter.kinds {
-        // Never true, where a list of none would be no SQL.
+        // No kind is '', so an empty list matches nothing; `IN ()` would be invalid SQL.
         query.push(" AND kind IN (''");
         for kind in kinds {
             query.push(", ").push_bind(kind.as_str());
@@ -448,12 +453,12 @@ async fn read(
             break;
         }
     }
-    let covered = if full {
+    let scanned_to = if full {
         items.last().map_or(since, |last| last.index)
     } else {
         upto
     };
-    Ok(Batch { items, covered })
+    Ok(LogBatch { items, scanned_to })
 }
 
 fn debug_event(row: &sqlx::sqlite::SqliteRow, text: &str) -> Result<DebugEvent> {

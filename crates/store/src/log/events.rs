@@ -1,5 +1,5 @@
-//! Every session's events. An index is a promise: it starts at 0, has no holes, and whatever has one is
-//! durable before anybody is shown it.
+//! The event log of every session. In each session, indexes start at 0 and have no gaps, and an event is
+//! durable before any reader can see it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,26 +7,26 @@ use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture};
 use jiff::Timestamp;
 use oubliette_protocol::{
     Error, Result, SessionId,
-    event::{Event, EventBody},
+    event::{EventBody, SessionEvent},
 };
 use sqlx::{Row, SqlitePool};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::{
-    follow::{Batch, CHUNK, CHUNK_BYTES, Follow, Source, detached},
-    tail::{Attached, Hub, Tail},
+    follow::{CHUNK_BYTES, CHUNK_ROWS, FollowableLog, LogBatch, LogFollower, run_detached},
+    tail::{LogTail, SessionTailHandle, SessionTails},
 };
 use crate::{
-    fault::read_error,
+    db_error::read_error,
     tables::sessions::SessionPatch,
-    writer::{EventJob, Task, WriterHandle},
+    writer::{EventJob, WriterHandle, WriterTask},
 };
 
-/// The largest event, in bytes of JSON.
+/// Maximum size of one event, in bytes of JSON.
 pub const MAX_EVENT_BYTES: usize = 32 * 1024 * 1024;
-/// What events that wait to be written may take together, in KiB.
-const ROOM_KIB: usize = 16 * 1024;
-/// The most one [`EventLog::read`] gives, in bytes of JSON.
+/// Maximum total size of events waiting to be written, in KiB of JSON.
+const PENDING_LIMIT_KIB: usize = 16 * 1024;
+/// Maximum result of one [`EventLog::read`], in bytes of JSON.
 const READ_BYTES: usize = 8 * 1024 * 1024;
 
 /// The event log.
@@ -34,8 +34,8 @@ const READ_BYTES: usize = 8 * 1024 * 1024;
 pub struct EventLog {
     readers: SqlitePool,
     writer: WriterHandle,
-    hub: Arc<Hub>,
-    room: Arc<Semaphore>,
+    tails: Arc<SessionTails>,
+    pending_budget: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for EventLog {
@@ -45,45 +45,49 @@ impl std::fmt::Debug for EventLog {
 }
 
 impl EventLog {
-    pub(crate) fn new(readers: SqlitePool, writer: WriterHandle, hub: Arc<Hub>) -> Self {
+    pub(crate) fn new(readers: SqlitePool, writer: WriterHandle, tails: Arc<SessionTails>) -> Self {
         Self {
             readers,
             writer,
-            hub,
-            room: Arc::new(Semaphore::new(ROOM_KIB)),
+            tails,
+            pending_budget: Arc::new(Semaphore::new(PENDING_LIMIT_KIB)),
         }
     }
 
-    /// Appends events, one after the other. They are durable when this returns.
-    pub async fn append(&self, session: &SessionId, bodies: Vec<EventBody>) -> Result<Vec<Arc<Event>>> {
+    /// Appends events with consecutive indexes. They are durable when this returns.
+    pub async fn append(
+        &self,
+        session: &SessionId,
+        bodies: Vec<EventBody>,
+    ) -> Result<Vec<Arc<SessionEvent>>> {
         if bodies.is_empty() {
             return Ok(Vec::new());
         }
-        self.append_answered(session, bodies, None).await
+        self.append_and_wait(session, bodies, None).await
     }
 
-    /// Appends events and changes the session, both or neither.
-    pub async fn append_with(
+    /// Appends events and updates the session's row in one transaction.
+    pub async fn append_with_patch(
         &self,
         session: &SessionId,
         bodies: Vec<EventBody>,
         patch: SessionPatch,
-    ) -> Result<Vec<Arc<Event>>> {
-        self.append_answered(session, bodies, Some(patch)).await
+    ) -> Result<Vec<Arc<SessionEvent>>> {
+        self.append_and_wait(session, bodies, Some(patch)).await
     }
 
-    /// Appends an event without waiting until it is durable; it comes before whatever the same task
-    /// appends later. Waits only while too much waits to be written.
+    /// Appends an event without waiting until it is durable; it keeps its order before whatever the same task
+    /// appends later. Waits only while the events waiting to be written are at their limit.
     pub async fn append_soon(&self, session: &SessionId, body: EventBody) -> Result<()> {
         self.send(session, vec![body], None, None).await
     }
 
-    async fn append_answered(
+    async fn append_and_wait(
         &self,
         session: &SessionId,
         bodies: Vec<EventBody>,
         patch: Option<SessionPatch>,
-    ) -> Result<Vec<Arc<Event>>> {
+    ) -> Result<Vec<Arc<SessionEvent>>> {
         let (reply, answer) = oneshot::channel();
         self.send(session, bodies, patch, Some(reply)).await?;
         answer
@@ -96,7 +100,7 @@ impl EventLog {
         session: &SessionId,
         bodies: Vec<EventBody>,
         patch: Option<SessionPatch>,
-        reply: Option<oneshot::Sender<Result<Vec<Arc<Event>>>>>,
+        reply: Option<oneshot::Sender<Result<Vec<Arc<SessionEvent>>>>>,
     ) -> Result<()> {
         let written = bodies.into_iter().map(|body| {
             let text = serde_json::to_string(&body).map_err(Error::internal)?;
@@ -111,9 +115,9 @@ impl EventLog {
         });
         let bodies = written.collect::<Result<Vec<_>>>()?;
         let bytes: usize = bodies.iter().map(|(_, text)| text.len()).sum();
-        let kib = u32::try_from(bytes.div_ceil(1024).clamp(1, ROOM_KIB)).map_err(Error::internal)?;
-        let room = self
-            .room
+        let kib = u32::try_from(bytes.div_ceil(1024).clamp(1, PENDING_LIMIT_KIB)).map_err(Error::internal)?;
+        let budget = self
+            .pending_budget
             .clone()
             .acquire_many_owned(kib)
             .await
@@ -123,37 +127,37 @@ impl EventLog {
             bodies,
             patch: patch.map(Box::new),
             reply,
-            _room: room,
+            _pending_budget: budget,
         };
-        self.writer.send(Task::Events(job)).await
+        self.writer.send(WriterTask::Events(job)).await
     }
 
-    /// Up to `max` events past `since` (-1: from the first). Fewer only at the end of the log or when
-    /// they are very large; none only when there are none.
-    pub async fn read(&self, session: &SessionId, since: i64, max: usize) -> Result<Vec<Arc<Event>>> {
+    /// Reads up to `max` events with an index above `since` (-1: from the first). Returns fewer only at the end
+    /// of the log or when they exceed 8 MiB together; returns none only when there are none.
+    pub async fn read(&self, session: &SessionId, since: i64, max: usize) -> Result<Vec<Arc<SessionEvent>>> {
         read(&self.readers, session, since, i64::MAX, max, READ_BYTES).await
     }
 
-    /// The last index; -1 if there is none.
+    /// The last index of a session's log; -1 if it is empty.
     pub async fn last_index(&self, session: &SessionId) -> Result<i64> {
         last_index(&self.readers, session).await
     }
 
-    /// Everything past `since`: what is there, then what comes, each once and in order.
-    pub fn follow(&self, session: &SessionId, since: i64) -> Follow<Arc<Event>> {
-        Follow::new(self.source(session), since)
+    /// Follows the log from the index after `since`: stored events, then live ones, each once and in order.
+    pub fn follow(&self, session: &SessionId, since: i64) -> LogFollower<Arc<SessionEvent>> {
+        LogFollower::new(self.followed_log(session), since)
     }
 
-    /// Waits until there is something past `index`, at most for `timeout`. Gives the last index.
+    /// Waits until the log has an index above `index`, at most for `timeout`. Returns the last index.
     pub async fn wait_beyond(&self, session: &SessionId, index: i64, timeout: Duration) -> Result<i64> {
-        let source = self.source(session);
-        let mut marks = source.tail.marks();
-        source.tail.reached(source.last().await?);
-        let beyond = marks.wait_for(|mark| mark.last > index || mark.closed);
-        // Whether it came or not: what is known now is the answer.
+        let source = self.followed_log(session);
+        let mut extent_watch = source.tail.watch_extent();
+        source.tail.advance_to(source.last_index().await?);
+        let beyond = extent_watch.wait_for(|extent| extent.last > index || extent.closed);
+        // On a timeout too, the current last index is the result.
         let _ = tokio::time::timeout(timeout, beyond).await;
-        let mark = *source.tail.marks().borrow();
-        Ok(mark.last)
+        let extent = *source.tail.watch_extent().borrow();
+        Ok(extent.last)
     }
 
     /// Like [`EventLog::read`], but waits up to `timeout` for a first event when there is none.
@@ -163,29 +167,29 @@ impl EventLog {
         since: i64,
         max: usize,
         timeout: Duration,
-    ) -> Result<Vec<Arc<Event>>> {
+    ) -> Result<Vec<Arc<SessionEvent>>> {
         let found = self.read(session, since, max).await?;
         if !found.is_empty() || timeout.is_zero() || max == 0 {
             return Ok(found);
         }
-        gather(self.follow(session, since), max, timeout).await
+        collect_available(self.follow(session, since), max, timeout).await
     }
 
-    fn source(&self, session: &SessionId) -> EventSource {
-        let attached = self.hub.attach(session);
+    fn followed_log(&self, session: &SessionId) -> FollowedEventLog {
+        let attached = self.tails.handle_for(session);
         let tail = attached.tail().cloned().unwrap_or_default();
-        EventSource {
+        FollowedEventLog {
             tail,
-            _attached: attached,
+            _tail_handle: attached,
             readers: self.readers.clone(),
             session: session.clone(),
         }
     }
 }
 
-/// The first of a stream, and what is there at once after it.
-pub(super) async fn gather<T: Send + 'static>(
-    mut follow: Follow<T>,
+/// Waits for a follower's first entry, then collects what is available without waiting, up to `max`.
+pub(super) async fn collect_available<T: Send + 'static>(
+    mut follow: LogFollower<T>,
     max: usize,
     timeout: Duration,
 ) -> Result<Vec<T>> {
@@ -202,38 +206,38 @@ pub(super) async fn gather<T: Send + 'static>(
     Ok(found)
 }
 
-struct EventSource {
-    // Before `_attached`: that one looks whether it was the last to hold the tail.
-    tail: Arc<Tail<Arc<Event>>>,
-    _attached: Attached,
+struct FollowedEventLog {
+    // Declared, and so dropped, before `_tail_handle`, which checks whether any reference to the tail is left.
+    tail: Arc<LogTail<Arc<SessionEvent>>>,
+    _tail_handle: SessionTailHandle,
     readers: SqlitePool,
     session: SessionId,
 }
 
-impl Source for EventSource {
-    type Item = Arc<Event>;
-    type Out = Arc<Event>;
+impl FollowableLog for FollowedEventLog {
+    type Item = Arc<SessionEvent>;
+    type Out = Arc<SessionEvent>;
 
-    fn tail(&self) -> &Arc<Tail<Arc<Event>>> {
+    fn tail(&self) -> &Arc<LogTail<Arc<SessionEvent>>> {
         &self.tail
     }
 
-    fn last(&self) -> BoxFuture<'_, Result<i64>> {
+    fn last_index(&self) -> BoxFuture<'_, Result<i64>> {
         let (readers, session) = (self.readers.clone(), self.session.clone());
-        Box::pin(detached(async move { last_index(&readers, &session).await }))
+        Box::pin(run_detached(async move { last_index(&readers, &session).await }))
     }
 
-    fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<Batch<Arc<Event>>>> {
+    fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<LogBatch<Arc<SessionEvent>>>> {
         let (readers, session) = (self.readers.clone(), self.session.clone());
-        Box::pin(detached(async move {
-            let items = read(&readers, &session, since, upto, CHUNK, CHUNK_BYTES).await?;
-            // Nothing where something was promised: the session was deleted meanwhile.
-            let covered = items.last().map_or(upto, |last| last.index);
-            Ok(Batch { items, covered })
+        Box::pin(run_detached(async move {
+            let items = read(&readers, &session, since, upto, CHUNK_ROWS, CHUNK_BYTES).await?;
+            // An index exists up to `upto`, so an empty result means that the session was deleted meanwhile.
+            let scanned_to = items.last().map_or(upto, |last| last.index);
+            Ok(LogBatch { items, scanned_to })
         }))
     }
 
-    fn show(&self, item: &Arc<Event>) -> Option<Arc<Event>> {
+    fn select(&self, item: &Arc<SessionEvent>) -> Option<Arc<SessionEvent>> {
         Some(item.clone())
     }
 }
@@ -256,7 +260,7 @@ async fn read(
     upto: i64,
     max: usize,
     max_bytes: usize,
-) -> Result<Vec<Arc<Event>>> {
+) -> Result<Vec<Arc<SessionEvent>>> {
     let mut rows = sqlx::query(
         "SELECT idx, ts, body FROM events
          WHERE log = (SELECT log FROM event_logs WHERE session_id = $1) AND idx > $2 AND idx <= $3
@@ -274,7 +278,7 @@ async fn read(
         let body = serde_json::from_str(text).map_err(|e| Error::internal(format!("a stored event: {e}")))?;
         let ts = Timestamp::from_millisecond(row.try_get(1).map_err(read_error)?).map_err(Error::internal)?;
         let index = row.try_get(0).map_err(read_error)?;
-        events.push(Arc::new(Event {
+        events.push(Arc::new(SessionEvent {
             index,
             ts,
             session_id: session.clone(),

@@ -1,9 +1,9 @@
 //! Following a log: replay from the database, then live.
 //!
-//! The seam: a reader sits down at the tail *before* it asks the database how far the log goes. What is
-//! committed before the question is in the answer; what is committed after it moves the mark. Every
-//! index up to the mark is read exactly once, in order, from the ring if it reaches back far enough and
-//! else from the database, which holds all of it.
+//! No gap and no repeat at the seam: a reader subscribes to the tail *before* it asks the database for the
+//! last index. What is committed before the query is in its result; what is committed after it advances the
+//! extent. Every index up to the extent is read exactly once, in order: from the ring if it reaches back far
+//! enough, else from the database, which holds all of them.
 
 use std::{
     collections::VecDeque,
@@ -16,58 +16,58 @@ use futures::{Stream, StreamExt, future::BoxFuture, stream::BoxStream};
 use oubliette_protocol::{Error, Result};
 use tokio::sync::watch;
 
-use super::tail::{Indexed, Mark, Tail};
+use super::tail::{HasLogIndex, LogExtent, LogTail};
 
-/// Most rows read from the database at once.
-pub(crate) const CHUNK: usize = 256;
-/// And most bytes of them.
+/// Maximum rows read from the database at once.
+pub(crate) const CHUNK_ROWS: usize = 256;
+/// Maximum bytes of JSON read from the database at once.
 pub(crate) const CHUNK_BYTES: usize = 256 * 1024;
 
-/// A log, as a follower sees it.
-pub(crate) trait Source: Send + Sync + 'static {
-    /// What the ring holds.
-    type Item: Indexed;
-    /// What the follower is given.
+/// A log that can be followed.
+pub(crate) trait FollowableLog: Send + Sync + 'static {
+    /// What the ring holds of each entry.
+    type Item: HasLogIndex;
+    /// What the follower receives.
     type Out: Send + 'static;
-    /// Its live end.
-    fn tail(&self) -> &Arc<Tail<Self::Item>>;
-    /// The last committed index, by the database.
-    fn last(&self) -> BoxFuture<'_, Result<i64>>;
-    /// Some of what lies past `since`, up to `upto`, in order.
-    fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<Batch<Self::Out>>>;
-    /// What of an item the follower is given, if it wants it.
-    fn show(&self, item: &Self::Item) -> Option<Self::Out>;
+    /// The log's live end.
+    fn tail(&self) -> &Arc<LogTail<Self::Item>>;
+    /// The last committed index, read from the database.
+    fn last_index(&self) -> BoxFuture<'_, Result<i64>>;
+    /// Reads a bounded batch of entries from the database: after `since`, up to and including `upto`, in order.
+    fn read(&self, since: i64, upto: i64) -> BoxFuture<'_, Result<LogBatch<Self::Out>>>;
+    /// What the follower receives for a ring entry; none if its filter excludes it.
+    fn select(&self, item: &Self::Item) -> Option<Self::Out>;
 }
 
-/// Reads on a task of its own. A follower is polled when its reader has time, which may be never again;
-/// a read that it began must not wait for that, or it would keep a connection from everybody else.
-pub(crate) async fn detached<T: Send + 'static>(
+/// Runs a database read on its own task. A follower may never be polled again; a read it began must finish
+/// all the same, or it would hold one of the pool's few connections for ever.
+pub(crate) async fn run_detached<T: Send + 'static>(
     read: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     tokio::spawn(read).await.map_err(Error::internal)?
 }
 
-/// A piece of a log.
-pub(crate) struct Batch<T> {
-    /// What was wanted.
+/// A batch of log entries read from the database.
+pub(crate) struct LogBatch<T> {
+    /// The entries that pass the filter.
     pub(crate) items: Vec<T>,
-    /// The index up to which the log has been looked through.
-    pub(crate) covered: i64,
+    /// The index up to which the log has been searched.
+    pub(crate) scanned_to: i64,
 }
 
-/// A log from an index on: a stream that ends only with the log. It holds no queue: whoever polls it
-/// slowly reads more from the database, and nobody else notices.
-pub struct Follow<T> {
+/// A stream of a log's entries from an index on; it ends when the log is closed. It has no queue: a follower
+/// that polls slowly reads more from the database and costs the writer and other followers nothing.
+pub struct LogFollower<T> {
     stream: BoxStream<'static, Result<T>>,
 }
 
-impl<T> std::fmt::Debug for Follow<T> {
+impl<T> std::fmt::Debug for LogFollower<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Follow")
+        f.write_str("LogFollower")
     }
 }
 
-impl<T> Stream for Follow<T> {
+impl<T> Stream for LogFollower<T> {
     type Item = Result<T>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -75,9 +75,9 @@ impl<T> Stream for Follow<T> {
     }
 }
 
-impl<T: Send + 'static> Follow<T> {
-    pub(crate) fn new<S: Source<Out = T>>(source: S, since: i64) -> Self {
-        let reader = Reader::new(source, since.max(-1).saturating_add(1));
+impl<T: Send + 'static> LogFollower<T> {
+    pub(crate) fn new<S: FollowableLog<Out = T>>(source: S, since: i64) -> Self {
+        let reader = FollowerState::new(source, since.max(-1).saturating_add(1));
         let stream = futures::stream::unfold(reader, |mut reader| async move {
             let item = reader.next().await?;
             Some((item, reader))
@@ -88,69 +88,71 @@ impl<T: Send + 'static> Follow<T> {
     }
 }
 
-/// One follower's place in a log.
-struct Reader<S: Source> {
+/// One follower's position in a log.
+struct FollowerState<S: FollowableLog> {
     source: S,
-    seat: u64,
-    marks: watch::Receiver<Mark>,
-    /// The index it wants next, once `ready` is empty.
+    subscription: u64,
+    extent: watch::Receiver<LogExtent>,
+    /// The index to read next, once `ready` is empty.
     next: i64,
+    /// Entries read and not yet returned.
     ready: VecDeque<S::Out>,
-    asked: bool,
+    /// Whether the last index has been read from the database.
+    extent_loaded: bool,
 }
 
-impl<S: Source> Reader<S> {
+impl<S: FollowableLog> FollowerState<S> {
     fn new(source: S, next: i64) -> Self {
-        let (seat, marks) = (source.tail().sit(next), source.tail().marks());
+        let (subscription, extent) = (source.tail().subscribe(next), source.tail().watch_extent());
         Self {
             source,
-            seat,
-            marks,
+            subscription,
+            extent,
             next,
             ready: VecDeque::new(),
-            asked: false,
+            extent_loaded: false,
         }
     }
 
     async fn next(&mut self) -> Option<Result<S::Out>> {
-        if !self.asked {
-            match self.source.last().await {
-                Ok(last) => self.source.tail().reached(last),
+        if !self.extent_loaded {
+            match self.source.last_index().await {
+                Ok(last) => self.source.tail().advance_to(last),
                 Err(error) => return Some(Err(error)),
             }
-            self.asked = true;
+            self.extent_loaded = true;
         }
         loop {
             if let Some(item) = self.ready.pop_front() {
                 return Some(Ok(item));
             }
-            let mark = *self.marks.borrow_and_update();
-            let recent = self.source.tail().take(self.seat, self.next);
+            let extent = *self.extent.borrow_and_update();
+            let recent = self.source.tail().take_from(self.subscription, self.next);
             if let Some(last) = recent.last() {
                 self.next = last.index() + 1;
                 self.ready
-                    .extend(recent.iter().filter_map(|item| self.source.show(item)));
-            } else if self.next <= mark.last {
-                match self.source.read(self.next - 1, mark.last).await {
+                    .extend(recent.iter().filter_map(|item| self.source.select(item)));
+            } else if self.next <= extent.last {
+                match self.source.read(self.next - 1, extent.last).await {
                     Ok(batch) => {
-                        self.next = batch.covered.max(self.next - 1) + 1;
+                        self.next = batch.scanned_to.max(self.next - 1) + 1;
                         self.ready.extend(batch.items);
                     }
                     Err(error) => return Some(Err(error)),
                 }
-            } else if mark.closed {
+            } else if extent.closed {
                 return None;
             } else {
-                // Memory of the last piece is not kept while nothing happens.
+                // Frees the last batch's memory while the follower is idle.
                 self.ready = VecDeque::new();
-                self.marks.changed().await.ok()?;
+                self.extent.changed().await.ok()?;
             }
         }
     }
 }
 
-impl<S: Source> Drop for Reader<S> {
+impl<S: FollowableLog> Drop for FollowerState<S> {
     fn drop(&mut self) {
-        self.source.tail().rise(self.seat);
+        self.source.tail().unsubscribe(self.subscription);
     }
 }

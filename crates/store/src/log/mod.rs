@@ -1,10 +1,10 @@
-//! The two logs: every session's events, and the debugger's.
+//! The two logs: the event log of every session, and the debugger's log.
 //!
-//! - `tail`: the live end of a log: how far it is committed, and a ring of what came last.
-//! - [`follow`]: replay from the database, then live, with no gap and no repeat at the seam.
+//! - `tail`: the live end of a log: the last committed index, and a ring of the latest entries.
+//! - [`follow`]: replay from the database, then live, without a gap or a repeat in between.
 //! - [`events`], [`debugger`]: the logs themselves.
 //!
-//! Nothing is queued for a reader. The writer puts what it committed into the ring and moves a counter;
+//! Readers have no queues. The writer puts committed entries into the ring and advances the last index;
 //! readers pull, from the ring if they keep up and from the database if they do not.
 
 pub mod debugger;

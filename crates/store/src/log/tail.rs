@@ -1,65 +1,65 @@
-//! The live end of a log.
+//! The live end of a log: its last committed index, and a ring of recent entries for its followers.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Weak},
 };
 
-use oubliette_protocol::{SessionId, event::Event};
+use oubliette_protocol::{SessionId, event::SessionEvent};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Most a ring holds, in bytes of JSON.
+/// Maximum size of a ring, in bytes of JSON.
 const RING_BYTES: usize = 128 * 1024;
-/// Most entries a ring holds.
+/// Maximum entries of a ring.
 const RING_ITEMS: usize = 1024;
-/// Most entries a reader takes at once.
-const TAKEN: usize = 64;
+/// Maximum entries a reader takes from the ring at once.
+const MAX_TAKE: usize = 64;
 
-/// Something with a place in a log.
-pub(crate) trait Indexed: Clone + Send + Sync + 'static {
+/// An entry that knows its index in its log.
+pub(crate) trait HasLogIndex: Clone + Send + Sync + 'static {
     fn index(&self) -> i64;
 }
 
-impl Indexed for Arc<Event> {
+impl HasLogIndex for Arc<SessionEvent> {
     fn index(&self) -> i64 {
         self.index
     }
 }
 
-/// How far a log goes.
+/// How far a log is committed, and whether it is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mark {
-    /// The last index known to be committed; -1: none.
+pub(crate) struct LogExtent {
+    /// The last index known to be committed; -1 if there is none.
     pub(crate) last: i64,
-    /// Nothing more will come.
+    /// No more entries will be appended.
     pub(crate) closed: bool,
 }
 
-/// The live end of one log, there while somebody follows it.
-pub(crate) struct Tail<T> {
-    mark: watch::Sender<Mark>,
-    ring: Mutex<Ring<T>>,
+/// The live end of one log. A session's exists only while somebody follows it.
+pub(crate) struct LogTail<T> {
+    extent: watch::Sender<LogExtent>,
+    ring: Mutex<TailRing<T>>,
 }
 
-struct Ring<T> {
+struct TailRing<T> {
     items: VecDeque<(T, usize)>,
     bytes: usize,
-    /// Every reader, and the index it wants next.
+    /// Each subscribed reader's id, and the index it reads next.
     readers: Vec<(u64, i64)>,
     next_reader: u64,
 }
 
-impl<T: Indexed> Default for Tail<T> {
+impl<T: HasLogIndex> Default for LogTail<T> {
     fn default() -> Self {
-        let ring = Ring {
+        let ring = TailRing {
             items: VecDeque::new(),
             bytes: 0,
             readers: Vec::new(),
             next_reader: 0,
         };
         Self {
-            mark: watch::Sender::new(Mark {
+            extent: watch::Sender::new(LogExtent {
                 last: -1,
                 closed: false,
             }),
@@ -68,8 +68,8 @@ impl<T: Indexed> Default for Tail<T> {
     }
 }
 
-impl<T: Indexed> Tail<T> {
-    /// What was just committed. Only the writer calls this, in the order of the log.
+impl<T: HasLogIndex> LogTail<T> {
+    /// Publishes entries, with their sizes, that were just committed. Called only by the writer, in log order.
     pub(crate) fn publish(&self, items: impl Iterator<Item = (T, usize)>) {
         let mut last = None;
         let mut ring = self.ring.lock();
@@ -84,44 +84,45 @@ impl<T: Indexed> Tail<T> {
             }
         }
         drop(ring);
-        // After the ring: whoever this wakes finds it there.
+        // After the ring is filled, so that a reader woken by this finds the entries there.
         if let Some(last) = last {
-            self.reached(last);
+            self.advance_to(last);
         }
     }
 
-    /// Whether anybody wants to be shown what is committed.
+    /// Whether the log has any reader.
     pub(crate) fn is_followed(&self) -> bool {
         !self.ring.lock().readers.is_empty()
     }
 
-    /// Nothing is held any more: readers find it in the database.
-    pub(crate) fn empty(&self) {
+    /// Empties the ring; readers then read from the database.
+    pub(crate) fn clear_ring(&self) {
         let mut ring = self.ring.lock();
         ring.items.clear();
         ring.bytes = 0;
     }
 
-    /// That the log goes at least this far.
-    pub(crate) fn reached(&self, last: i64) {
-        self.mark.send_if_modified(|mark| {
-            let further = last > mark.last;
-            mark.last = mark.last.max(last);
+    /// Records that the log is committed at least up to `last`, and wakes waiting readers.
+    pub(crate) fn advance_to(&self, last: i64) {
+        self.extent.send_if_modified(|extent| {
+            let further = last > extent.last;
+            extent.last = extent.last.max(last);
             further
         });
     }
 
-    /// That nothing more will come.
+    /// Records that no more entries will be appended, and wakes waiting readers.
     pub(crate) fn close(&self) {
-        self.mark.send_modify(|mark| mark.closed = true);
+        self.extent.send_modify(|extent| extent.closed = true);
     }
 
-    pub(crate) fn marks(&self) -> watch::Receiver<Mark> {
-        self.mark.subscribe()
+    /// A receiver that is notified when the extent changes.
+    pub(crate) fn watch_extent(&self) -> watch::Receiver<LogExtent> {
+        self.extent.subscribe()
     }
 
-    /// A new reader that wants `next` first.
-    pub(crate) fn sit(&self, next: i64) -> u64 {
+    /// Registers a reader that starts at index `next`, and returns its id.
+    pub(crate) fn subscribe(&self, next: i64) -> u64 {
         let mut ring = self.ring.lock();
         let reader = ring.next_reader;
         ring.next_reader += 1;
@@ -129,16 +130,16 @@ impl<T: Indexed> Tail<T> {
         reader
     }
 
-    /// A reader has gone.
-    pub(crate) fn rise(&self, reader: u64) {
+    /// Unregisters a reader.
+    pub(crate) fn unsubscribe(&self, reader: u64) {
         let mut ring = self.ring.lock();
         ring.readers.retain(|(id, _)| *id != reader);
         ring.trim();
     }
 
-    /// Says how far a reader is, and gives it what the ring has from there on. Empty: the ring does not
-    /// reach back that far, or there is nothing new.
-    pub(crate) fn take(&self, reader: u64, next: i64) -> Vec<T> {
+    /// Records that a reader is at index `next`, and returns the ring's entries from there on. Empty if the
+    /// ring does not reach back that far, or if there is nothing new.
+    pub(crate) fn take_from(&self, reader: u64, next: i64) -> Vec<T> {
         let mut ring = self.ring.lock();
         if let Some(place) = ring.readers.iter_mut().find(|(id, _)| *id == reader) {
             place.1 = next;
@@ -149,7 +150,7 @@ impl<T: Indexed> Tail<T> {
                 let from = ring.items.partition_point(|(item, _)| item.index() < next);
                 ring.items
                     .range(from..)
-                    .take(TAKEN)
+                    .take(MAX_TAKE)
                     .map(|(item, _)| item.clone())
                     .collect()
             }
@@ -158,13 +159,13 @@ impl<T: Indexed> Tail<T> {
     }
 
     #[cfg(test)]
-    fn held(&self) -> usize {
+    fn ring_len(&self) -> usize {
         self.ring.lock().items.len()
     }
 }
 
-impl<T: Indexed> Ring<T> {
-    /// Lets go of what every reader has had.
+impl<T: HasLogIndex> TailRing<T> {
+    /// Drops the entries that every reader has passed.
     fn trim(&mut self) {
         let wanted = self
             .readers
@@ -187,25 +188,25 @@ impl<T: Indexed> Ring<T> {
     }
 }
 
-/// The live ends of all sessions' logs that somebody follows.
+/// The live ends of the session logs that are being followed.
 #[derive(Default)]
-pub(crate) struct Hub {
-    tails: Mutex<Tails>,
+pub(crate) struct SessionTails {
+    tails: Mutex<SessionTailMap>,
 }
 
 #[derive(Default)]
-struct Tails {
-    by_session: HashMap<SessionId, Weak<Tail<Arc<Event>>>>,
+struct SessionTailMap {
+    by_session: HashMap<SessionId, Weak<LogTail<Arc<SessionEvent>>>>,
     closed: bool,
 }
 
-impl Hub {
-    /// The live end of a session's log, for as long as the answer is held.
-    pub(crate) fn attach(self: &Arc<Self>, session: &SessionId) -> Attached {
+impl SessionTails {
+    /// The live end of a session's log; it exists as long as any handle to it is held.
+    pub(crate) fn handle_for(self: &Arc<Self>, session: &SessionId) -> SessionTailHandle {
         let mut tails = self.tails.lock();
         let known = tails.by_session.get(session).and_then(Weak::upgrade);
         let tail = known.unwrap_or_else(|| {
-            let tail = Arc::new(Tail::default());
+            let tail = Arc::new(LogTail::default());
             if tails.closed {
                 tail.close();
             } else {
@@ -213,23 +214,28 @@ impl Hub {
             }
             tail
         });
-        Attached {
-            hub: self.clone(),
+        SessionTailHandle {
+            tails: self.clone(),
             session: session.clone(),
             tail: Some(tail),
         }
     }
 
-    pub(crate) fn publish(&self, session: &SessionId, items: impl Iterator<Item = (Arc<Event>, usize)>) {
-        // Under the lock: the last reader must not go meanwhile and leave an empty place in the map.
+    /// Publishes committed events to the followers of a session, if it has any.
+    pub(crate) fn publish(
+        &self,
+        session: &SessionId,
+        items: impl Iterator<Item = (Arc<SessionEvent>, usize)>,
+    ) {
+        // Under the lock, so that a reader being dropped meanwhile does not leave a dead entry in the map.
         let tails = self.tails.lock();
         if let Some(tail) = tails.by_session.get(session).and_then(Weak::upgrade) {
             tail.publish(items);
         }
     }
 
-    /// A session's log is gone.
-    pub(crate) fn forget(&self, session: &SessionId) {
+    /// Closes a deleted session's log for its followers.
+    pub(crate) fn close_session(&self, session: &SessionId) {
         if let Some(tail) = self
             .tails
             .lock()
@@ -241,7 +247,7 @@ impl Hub {
         }
     }
 
-    /// Nothing more will come, in any log.
+    /// Closes every log, present and future: the store is closing.
     pub(crate) fn close(&self) {
         let mut tails = self.tails.lock();
         tails.closed = true;
@@ -251,29 +257,29 @@ impl Hub {
     }
 
     #[cfg(test)]
-    pub(crate) fn followed(&self) -> usize {
+    pub(crate) fn followed_sessions(&self) -> usize {
         self.tails.lock().by_session.len()
     }
 }
 
-/// Holds the live end of a session's log open.
-pub(crate) struct Attached {
-    hub: Arc<Hub>,
+/// Keeps the live end of a session's log alive. Dropping the last one removes it from [`SessionTails`].
+pub(crate) struct SessionTailHandle {
+    tails: Arc<SessionTails>,
     session: SessionId,
-    tail: Option<Arc<Tail<Arc<Event>>>>,
+    tail: Option<Arc<LogTail<Arc<SessionEvent>>>>,
 }
 
-impl Attached {
-    /// The live end.
-    pub(crate) fn tail(&self) -> Option<&Arc<Tail<Arc<Event>>>> {
+impl SessionTailHandle {
+    /// The live end itself.
+    pub(crate) fn tail(&self) -> Option<&Arc<LogTail<Arc<SessionEvent>>>> {
         self.tail.as_ref()
     }
 }
 
-impl Drop for Attached {
+impl Drop for SessionTailHandle {
     fn drop(&mut self) {
-        let mut tails = self.hub.tails.lock();
-        // Under the lock, so that nobody takes hold of it between the two.
+        let mut tails = self.tails.tails.lock();
+        // Under the lock, so that nobody can obtain a new handle between dropping ours and the check.
         self.tail = None;
         if tails
             .by_session
@@ -290,11 +296,11 @@ mod tests {
     use super::*;
     use oubliette_protocol::event::EventBody;
 
-    fn event(index: i64) -> (Arc<Event>, usize) {
+    fn event(index: i64) -> (Arc<SessionEvent>, usize) {
         let body = EventBody::Delta { text: "x".into() };
         let session_id = SessionId::generate();
         (
-            Arc::new(Event {
+            Arc::new(SessionEvent {
                 index,
                 ts: crate::now(),
                 session_id,
@@ -304,47 +310,53 @@ mod tests {
         )
     }
 
-    fn indexes(items: &[Arc<Event>]) -> Vec<i64> {
+    fn indexes(items: &[Arc<SessionEvent>]) -> Vec<i64> {
         items.iter().map(|e| e.index).collect()
     }
 
     #[test]
-    fn a_ring_lets_go_of_what_everybody_has_had() {
-        let tail = Tail::default();
+    fn a_ring_drops_entries_that_every_reader_has_passed() {
+        let tail = LogTail::default();
         tail.publish([event(0)].into_iter());
-        assert_eq!(tail.held(), 0, "nobody reads");
-        let (a, b) = (tail.sit(1), tail.sit(1));
+        assert_eq!(tail.ring_len(), 0, "nobody reads");
+        let (a, b) = (tail.subscribe(1), tail.subscribe(1));
         tail.publish((1..4).map(event));
-        assert_eq!(indexes(&tail.take(a, 1)), [1, 2, 3]);
-        assert_eq!(indexes(&tail.take(a, 4)), [] as [i64; 0]);
-        assert_eq!(tail.held(), 3, "b has had nothing");
-        assert_eq!(indexes(&tail.take(b, 3)), [3]);
-        assert_eq!(tail.held(), 1);
-        tail.rise(b);
-        assert_eq!(tail.held(), 0);
+        assert_eq!(indexes(&tail.take_from(a, 1)), [1, 2, 3]);
+        assert_eq!(indexes(&tail.take_from(a, 4)), [] as [i64; 0]);
+        assert_eq!(tail.ring_len(), 3, "b has had nothing");
+        assert_eq!(indexes(&tail.take_from(b, 3)), [3]);
+        assert_eq!(tail.ring_len(), 1);
+        tail.unsubscribe(b);
+        assert_eq!(tail.ring_len(), 0);
     }
 
     #[test]
-    fn a_reader_that_stands_still_holds_no_more_than_the_ring() {
-        let tail = Tail::default();
-        let reader = tail.sit(0);
+    fn a_stalled_reader_does_not_grow_the_ring_past_its_limit() {
+        let tail = LogTail::default();
+        let reader = tail.subscribe(0);
         tail.publish((0..10_000).map(event));
-        assert!(tail.held() * 1000 <= RING_BYTES);
-        assert!(tail.take(reader, 0).is_empty(), "it has to read the database");
-        let first = 10_000 - tail.held() as i64;
-        assert_eq!(tail.take(reader, first).first().unwrap().index, first);
+        assert!(tail.ring_len() * 1000 <= RING_BYTES);
+        assert!(
+            tail.take_from(reader, 0).is_empty(),
+            "it has to read the database"
+        );
+        let first = 10_000 - tail.ring_len() as i64;
+        assert_eq!(tail.take_from(reader, first).first().unwrap().index, first);
     }
 
     #[test]
-    fn a_tail_nobody_follows_is_gone() {
-        let hub = Arc::new(Hub::default());
+    fn a_tail_is_removed_with_its_last_follower() {
+        let session_tails = Arc::new(SessionTails::default());
         let session = SessionId::generate();
-        let (one, two) = (hub.attach(&session), hub.attach(&session));
-        assert_eq!(hub.followed(), 1);
+        let (one, two) = (
+            session_tails.handle_for(&session),
+            session_tails.handle_for(&session),
+        );
+        assert_eq!(session_tails.followed_sessions(), 1);
         drop(one);
-        assert_eq!(hub.followed(), 1);
+        assert_eq!(session_tails.followed_sessions(), 1);
         drop(two);
-        assert_eq!(hub.followed(), 0);
-        hub.publish(&session, [event(0)].into_iter());
+        assert_eq!(session_tails.followed_sessions(), 0);
+        session_tails.publish(&session, [event(0)].into_iter());
     }
 }

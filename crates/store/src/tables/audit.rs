@@ -1,80 +1,80 @@
-//! Who did what. The audit log only grows: the database itself refuses to change or delete an entry,
-//! and an entry survives a power cut.
+//! The audit log: who did what. It is append-only: triggers in the database refuse to change or delete an entry.
+//! An entry survives a power cut.
 
 use jiff::Timestamp;
 use oubliette_protocol::{ProjectId, Result, SessionId, TokenId};
 use serde_json::Value;
 use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 
-use super::row::{maybe, maybe_json, maybe_text, number, text, time, to_json};
+use super::row::{number, optional_json, optional_parsed, optional_text, text, time, to_json};
 use crate::{
-    fault::{Fault, read_error},
-    page::{Page, Paged},
+    db_error::{WriteError, read_error},
+    page::{ListPage, PageRequest},
     store::Store,
-    writer::{Counter, Survives, Tx, Write, batch},
+    writer::{SequenceCounter, StoreWrite, Survives, WriteTx, batch},
 };
 
 const LIST: &str = "audit";
 
-/// Something that was done, or refused.
+/// One action that was performed or refused.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditEntry {
-    /// Who; none: the home's owner.
+    /// The token that performed it; none: the owner of the home directory.
     pub token_id: Option<TokenId>,
-    /// From inside this session.
+    /// The session it was performed from, if from inside one.
     pub session_id: Option<SessionId>,
-    /// In this project.
+    /// The project it concerns, if one.
     pub project_id: Option<ProjectId>,
-    /// What.
+    /// Name of the action.
     pub action: String,
-    /// To what.
+    /// Id or name of what it was performed on.
     pub target: Option<String>,
-    /// `ok`, or the code of the error.
+    /// `ok`, or the error code.
     pub outcome: String,
-    /// More of it, without secrets.
+    /// Further details, without secrets.
     pub detail: Option<Value>,
 }
 
-/// An entry with its place.
+/// A stored entry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRow {
-    /// Its place in the log.
+    /// Its index in the log.
     pub index: i64,
     /// When it was written.
     pub ts: Timestamp,
-    /// What it says.
+    /// The entry.
     pub entry: AuditEntry,
 }
 
-/// Which entries to list.
+/// Selects entries to list. Absent fields match all.
 #[derive(Debug, Clone, Default)]
 pub struct AuditFilter {
-    /// In this project.
+    /// Only entries of this project.
     pub project: Option<ProjectId>,
-    /// By this token.
+    /// Only entries by this token.
     pub token: Option<TokenId>,
-    /// From inside this session.
+    /// Only entries from inside this session.
     pub session: Option<SessionId>,
-    /// Of this action.
+    /// Only entries of this action.
     pub action: Option<String>,
-    /// With this outcome.
+    /// Only entries with this outcome.
     pub outcome: Option<String>,
 }
 
 impl Store {
-    /// Adds an entry. Gives its index.
+    /// Appends an entry. Returns its index.
     pub async fn audit_append(&self, entry: AuditEntry) -> Result<i64> {
-        self.write(Append(vec![entry])).await
+        self.write(AppendAudit(vec![entry])).await
     }
 
-    /// Adds entries, all or none. Gives the first one's index.
+    /// Appends entries in one transaction. Returns the first one's index.
     pub async fn audit_append_all(&self, entries: Vec<AuditEntry>) -> Result<i64> {
-        self.write(Append(entries)).await
+        self.write(AppendAudit(entries)).await
     }
 
     /// Entries, newest first.
-    pub async fn audit_list(&self, filter: AuditFilter, page: Page) -> Result<Paged<AuditRow>> {
-        let (limit, after) = (page.rows()?, page.after::<i64>(LIST)?);
+    pub async fn audit_list(&self, filter: AuditFilter, page: PageRequest) -> Result<ListPage<AuditRow>> {
+        let (limit, after) = (page.checked_limit()?, page.after_key::<i64>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM audit WHERE 1 = 1");
         for (column, value) in [
             (
@@ -104,43 +104,45 @@ impl Store {
             .fetch_all(self.readers())
             .await
             .map_err(read_error)?;
-        let entries = rows.iter().map(entry).collect::<Result<Vec<_>>>()?;
-        Ok(Paged::cut(entries, limit, LIST, |row| row.index.to_string()))
+        let entries = rows.iter().map(audit_from_row).collect::<Result<Vec<_>>>()?;
+        Ok(ListPage::from_rows(entries, limit, LIST, |row| {
+            row.index.to_string()
+        }))
     }
 }
 
-fn entry(row: &SqliteRow) -> Result<AuditRow> {
+fn audit_from_row(row: &SqliteRow) -> Result<AuditRow> {
     Ok(AuditRow {
         index: number(row, "idx")?,
         ts: time(row, "ts")?,
         entry: AuditEntry {
-            token_id: maybe(row, "token_id")?,
-            session_id: maybe(row, "session_id")?,
-            project_id: maybe(row, "project_id")?,
+            token_id: optional_parsed(row, "token_id")?,
+            session_id: optional_parsed(row, "session_id")?,
+            project_id: optional_parsed(row, "project_id")?,
             action: text(row, "action")?,
-            target: maybe_text(row, "target")?,
+            target: optional_text(row, "target")?,
             outcome: text(row, "outcome")?,
-            detail: maybe_json(row, "detail")?,
+            detail: optional_json(row, "detail")?,
         },
     })
 }
 
-struct Append(Vec<AuditEntry>);
+struct AppendAudit(Vec<AuditEntry>);
 
-impl Write for Append {
+impl StoreWrite for AppendAudit {
     type Out = i64;
     const SURVIVES: Survives = Survives::PowerCut;
 
-    async fn apply(&self, tx: &mut Tx) -> Result<i64, Fault> {
-        let (entries, now) = (&self.0, tx.millis());
-        let first = tx.next(Counter::Audit, entries.len()).await?;
+    async fn apply(&self, tx: &mut WriteTx) -> Result<i64, WriteError> {
+        let (entries, now) = (&self.0, tx.now_millis());
+        let first = tx.reserve_numbers(SequenceCounter::Audit, entries.len()).await?;
         let details = entries
             .iter()
             .map(|entry| entry.detail.as_ref().map(to_json).transpose());
         let details = details.collect::<Result<Vec<_>, _>>()?;
         let rows: Vec<_> = entries.iter().zip(details).zip(first..).collect();
         batch::AUDIT
-            .rows(&mut tx.db, &rows, |query, ((entry, detail), index)| {
+            .insert_rows(&mut tx.db, &rows, |query, ((entry, detail), index)| {
                 query
                     .bind(*index)
                     .bind(now)

@@ -1,5 +1,5 @@
-//! The console's logins: which cookie stands for which token. A cookie is kept as its hash alone, and is
-//! worth nothing without its token: whoever asks looks at that too.
+//! Console logins: which session cookie belongs to which token. Only the hash of a cookie is stored. A login
+//! grants nothing by itself: the caller must also check that its token is still valid.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use oubliette_protocol::{Result, TokenId};
 
 use super::row::parsed;
 use crate::{
-    fault::{Fault, read_error},
+    db_error::{WriteError, read_error},
     store::Store,
-    writer::{Tx, Write},
+    writer::{StoreWrite, WriteTx},
 };
 
-/// Logins kept at once; the oldest goes first.
-const MOST: i64 = 10_000;
+/// Maximum stored logins; beyond it the oldest are deleted.
+const MAX_LOGINS: i64 = 10_000;
 
 impl Store {
-    /// Notes a login.
+    /// Stores a login: the cookie's hash and its token.
     pub async fn login_insert(&self, hash: &[u8; 32], token: &TokenId) -> Result<()> {
-        self.write(Insert {
+        self.write(InsertLogin {
             hash: hex::encode(hash),
             token: token.clone(),
         })
         .await
     }
 
-    /// The token behind a cookie that is not older than this.
+    /// The token of the login with this cookie hash, if the login is younger than `life`.
     pub async fn login_token(&self, hash: &[u8; 32], life: Duration) -> Result<Option<TokenId>> {
         let life = i64::try_from(life.as_millis()).unwrap_or(i64::MAX);
         let row = sqlx::query("SELECT token_id FROM logins WHERE hash = $1 AND created_at > $2")
@@ -37,44 +37,44 @@ impl Store {
         row.as_ref().map(|row| parsed(row, "token_id")).transpose()
     }
 
-    /// Forgets a login.
+    /// Deletes a login.
     pub async fn login_delete(&self, hash: &[u8; 32]) -> Result<()> {
-        self.write(Delete(hex::encode(hash))).await
+        self.write(DeleteLogin(hex::encode(hash))).await
     }
 }
 
-struct Insert {
+struct InsertLogin {
     hash: String,
     token: TokenId,
 }
 
-impl Write for Insert {
+impl StoreWrite for InsertLogin {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         sqlx::query("INSERT INTO logins (hash, token_id, created_at) VALUES ($1, $2, $3)")
             .bind(&self.hash)
             .bind(self.token.as_str())
-            .bind(tx.millis())
+            .bind(tx.now_millis())
             .execute(&mut tx.db)
             .await?;
         sqlx::query(
             "DELETE FROM logins WHERE hash IN
              (SELECT hash FROM logins ORDER BY created_at DESC, hash LIMIT 100 OFFSET $1)",
         )
-        .bind(MOST)
+        .bind(MAX_LOGINS)
         .execute(&mut tx.db)
         .await?;
         Ok(())
     }
 }
 
-struct Delete(String);
+struct DeleteLogin(String);
 
-impl Write for Delete {
+impl StoreWrite for DeleteLogin {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         sqlx::query("DELETE FROM logins WHERE hash = $1")
             .bind(&self.0)
             .execute(&mut tx.db)

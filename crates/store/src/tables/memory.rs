@@ -1,5 +1,5 @@
-//! What an agent remembers of a session. It belongs to the two of them: another agent in the same
-//! session has its own.
+//! Agent memory: a list of JSON entries for each pair of session and agent. Another agent in the same session
+//! has its own.
 
 use oubliette_protocol::{Error, Result, SessionId, Slug};
 use serde_json::Value;
@@ -7,13 +7,13 @@ use sqlx::Row;
 
 use super::row::to_json;
 use crate::{
-    fault::{Fault, read_error},
+    db_error::{WriteError, read_error},
     store::Store,
-    writer::{Tx, Write},
+    writer::{StoreWrite, WriteTx},
 };
 
 impl Store {
-    /// All of an agent's memory of a session, in the order it was added.
+    /// All entries of an agent's memory in a session, in the order they were added.
     pub async fn memory_load(&self, session: &SessionId, agent: &Slug) -> Result<Vec<Value>> {
         let rows = sqlx::query("SELECT entry FROM memory WHERE session_id = $1 AND agent = $2 ORDER BY seq")
             .bind(session.as_str())
@@ -24,17 +24,19 @@ impl Store {
         rows.iter().map(|row| super::row::json(row, "entry")).collect()
     }
 
-    /// Adds to an agent's memory.
+    /// Appends entries to an agent's memory.
     pub async fn memory_append(&self, session: &SessionId, agent: &Slug, entries: Vec<Value>) -> Result<()> {
-        self.remember(session, agent, &entries, Old::Stays).await
+        self.write_memory(session, agent, &entries, MemoryWriteMode::Append)
+            .await
     }
 
-    /// Puts something else in place of all of an agent's memory.
+    /// Replaces all of an agent's memory.
     pub async fn memory_replace(&self, session: &SessionId, agent: &Slug, entries: Vec<Value>) -> Result<()> {
-        self.remember(session, agent, &entries, Old::Goes).await
+        self.write_memory(session, agent, &entries, MemoryWriteMode::Replace)
+            .await
     }
 
-    /// How many entries an agent's memory has.
+    /// Number of entries of an agent's memory.
     pub async fn memory_len(&self, session: &SessionId, agent: &Slug) -> Result<u64> {
         let count: i64 =
             sqlx::query_scalar("SELECT COUNT(*) FROM memory WHERE session_id = $1 AND agent = $2")
@@ -46,37 +48,44 @@ impl Store {
         u64::try_from(count).map_err(Error::internal)
     }
 
-    async fn remember(&self, session: &SessionId, agent: &Slug, entries: &[Value], old: Old) -> Result<()> {
+    async fn write_memory(
+        &self,
+        session: &SessionId,
+        agent: &Slug,
+        entries: &[Value],
+        mode: MemoryWriteMode,
+    ) -> Result<()> {
         let entries = entries.iter().map(to_json).collect::<Result<_>>()?;
-        self.write(Remember {
+        self.write(WriteMemory {
             session: session.clone(),
             agent: agent.clone(),
             entries,
-            old,
+            mode,
         })
         .await
     }
 }
 
+/// Whether existing entries are kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Old {
-    Stays,
-    Goes,
+enum MemoryWriteMode {
+    Append,
+    Replace,
 }
 
-struct Remember {
+struct WriteMemory {
     session: SessionId,
     agent: Slug,
     entries: Vec<String>,
-    old: Old,
+    mode: MemoryWriteMode,
 }
 
-impl Write for Remember {
+impl StoreWrite for WriteMemory {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let (session, agent) = (self.session.as_str(), self.agent.as_str());
-        if self.old == Old::Goes {
+        if self.mode == MemoryWriteMode::Replace {
             sqlx::query("DELETE FROM memory WHERE session_id = $1 AND agent = $2")
                 .bind(session)
                 .bind(agent)

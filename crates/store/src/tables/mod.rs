@@ -1,4 +1,4 @@
-//! The tables, a file a noun. Each has its row, its reads and its writes.
+//! The tables, one file each, with its row type, its reads and its writes.
 
 pub mod audit;
 pub mod logins;

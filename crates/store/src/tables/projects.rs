@@ -1,4 +1,4 @@
-//! Projects.
+//! Projects: their settings, and deleting one with everything that belongs to it.
 
 use std::sync::Arc;
 
@@ -9,80 +9,81 @@ use serde_json::Value;
 use sqlx::{QueryBuilder, Row, Sqlite, sqlite::SqliteRow};
 
 use super::{
-    row::{json, maybe, parsed, text, time, to_json},
+    row::{json, optional_parsed, parsed, text, time, to_json},
     workspaces::{self, WorkspaceRow},
 };
 use crate::{
-    fault::{Fault, read_error},
-    page::{Page, Paged},
+    db_error::{WriteError, read_error},
+    page::{ListPage, PageRequest},
     store::Store,
-    writer::{Survives, Tx, Write},
+    writer::{StoreWrite, Survives, WriteTx},
 };
 
 const LIST: &str = "projects";
-/// The longest `name_contains`; databases limit patterns too, and less kindly.
+/// Maximum length of `name_contains` in bytes, below SQLite's own limit for patterns, whose error is less
+/// helpful.
 const MAX_NEEDLE: usize = 1000;
-/// The largest page that is remembered, in bytes of text.
-const REMEMBERED_BYTES: usize = 64 * 1024;
+/// Maximum size of a cached page of the project list, in bytes.
+const MAX_CACHED_PAGE_BYTES: usize = 64 * 1024;
 
 /// A project.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProjectRow {
     /// Its id.
     pub project_id: ProjectId,
-    /// What people call it.
+    /// Its display name.
     pub name: String,
     /// What it is for.
     pub description: String,
-    /// The agent its sessions run when nobody says which.
+    /// The default agent of its sessions.
     pub agent: Option<Slug>,
-    /// The environment of its sessions.
+    /// Environment variables of its sessions.
     pub env: IndexMap<String, String>,
-    /// How far the API key of its sessions reaches; none: they have no key.
+    /// Scope of the API key its sessions get; none: they get no key.
     pub api_key_scope: Option<Scope>,
-    /// Its sandboxes, as JSON.
+    /// Its sandbox settings, as JSON.
     pub sandbox: Value,
     /// Its limits, as JSON.
     pub limits: Value,
-    /// The workspace of sessions that name none.
+    /// The default workspace of its sessions.
     pub default_workspace: WorkspaceId,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
     /// When it was last changed.
     pub updated_at: Timestamp,
 }
 
-/// Which projects to list.
+/// Selects projects to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct ProjectFilter {
-    /// This one alone.
-    pub only: Option<ProjectId>,
-    /// Those with this in their name, in any case.
+    /// Only this project.
+    pub project: Option<ProjectId>,
+    /// Only projects whose name contains this text, ignoring case.
     pub name_contains: Option<String>,
 }
 
 impl Store {
-    /// Keeps a new project.
+    /// Stores a new project without a workspace.
     pub async fn project_insert(&self, project: ProjectRow) -> Result<()> {
-        self.write(Insert {
+        self.write(InsertProject {
             project,
             workspace: None,
         })
         .await
     }
 
-    /// Keeps a new project with its first workspace, both or neither.
+    /// Stores a new project with its first workspace, in one transaction.
     pub async fn project_create(&self, project: ProjectRow, workspace: WorkspaceRow) -> Result<()> {
-        self.write(Insert {
+        self.write(InsertProject {
             project,
             workspace: Some(workspace),
         })
         .await
     }
 
-    /// Replaces all of a project but its id and when it was made.
+    /// Replaces all of a project's fields except `project_id` and `created_at`; `not_found` if there is none.
     pub async fn project_update(&self, project: ProjectRow) -> Result<()> {
-        self.write(Update(project)).await
+        self.write(UpdateProject(project)).await
     }
 
     /// One project.
@@ -91,34 +92,40 @@ impl Store {
             .bind(id.as_str())
             .fetch_optional(self.readers())
             .await;
-        row.map_err(read_error)?.map(|row| project(&row)).transpose()
+        row.map_err(read_error)?
+            .map(|row| project_from_row(&row))
+            .transpose()
     }
 
     /// Projects, newest first.
-    pub async fn project_list(&self, filter: ProjectFilter, page: Page) -> Result<Paged<ProjectRow>> {
+    pub async fn project_list(
+        &self,
+        filter: ProjectFilter,
+        page: PageRequest,
+    ) -> Result<ListPage<ProjectRow>> {
         let asked = (filter, page);
-        let moment = match self.remembered().projects.get(&asked) {
-            Ok(page) => return Ok(Paged::clone(&page)),
-            Err(moment) => moment,
+        let cache_version = match self.caches().projects.get(&asked) {
+            Ok(page) => return Ok(ListPage::clone(&page)),
+            Err(cache_version) => cache_version,
         };
         let found = self.project_page(&asked.0, &asked.1).await?;
-        if found.items.iter().map(weight).sum::<usize>() <= REMEMBERED_BYTES {
+        if found.items.iter().map(approx_bytes).sum::<usize>() <= MAX_CACHED_PAGE_BYTES {
             let kept = Arc::new(found.clone());
-            self.remembered().projects.keep(moment, asked, kept);
+            self.caches().projects.insert(cache_version, asked, kept);
         }
         Ok(found)
     }
 
-    async fn project_page(&self, filter: &ProjectFilter, page: &Page) -> Result<Paged<ProjectRow>> {
-        let (limit, after) = (page.rows()?, page.after::<ProjectId>(LIST)?);
+    async fn project_page(&self, filter: &ProjectFilter, page: &PageRequest) -> Result<ListPage<ProjectRow>> {
+        let (limit, after) = (page.checked_limit()?, page.after_key::<ProjectId>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM projects WHERE 1 = 1");
-        if let Some(only) = &filter.only {
+        if let Some(only) = &filter.project {
             query.push(" AND project_id = ").push_bind(only.as_str());
         }
         if let Some(needle) = &filter.name_contains {
             query
                 .push(" AND name_folded LIKE ")
-                .push_bind(pattern(needle)?)
+                .push_bind(like_pattern(needle)?)
                 .push(" ESCAPE '\\'");
         }
         if let Some(after) = after {
@@ -132,27 +139,27 @@ impl Store {
             .fetch_all(self.readers())
             .await
             .map_err(read_error)?;
-        let projects = rows.iter().map(project).collect::<Result<Vec<_>>>()?;
-        Ok(Paged::cut(projects, limit, LIST, |row| {
+        let projects = rows.iter().map(project_from_row).collect::<Result<Vec<_>>>()?;
+        Ok(ListPage::from_rows(projects, limit, LIST, |row| {
             row.project_id.to_string()
         }))
     }
 
     /// Deletes a project with its workspaces, sessions, their events and memory, and revokes its tokens.
-    /// `conflict` while a session of it is active. False: there is none.
+    /// `conflict` while one of its sessions is active. Returns false if there is no such project.
     pub async fn project_delete(&self, id: &ProjectId) -> Result<bool> {
-        self.write(Delete(id.clone())).await
+        self.write(DeleteProject(id.clone())).await
     }
 }
 
-/// About how many bytes a row takes.
-fn weight(row: &ProjectRow) -> usize {
+/// Approximate memory of a row, in bytes.
+fn approx_bytes(row: &ProjectRow) -> usize {
     let env: usize = row.env.iter().map(|(name, value)| name.len() + value.len()).sum();
     std::mem::size_of::<ProjectRow>() + row.name.len() + row.description.len() + env
 }
 
-/// A pattern that finds a text anywhere, in any case, and takes nothing in it as a wildcard.
-fn pattern(needle: &str) -> Result<String> {
+/// A `LIKE` pattern that matches names containing a text, ignoring case, with wildcards in it escaped.
+fn like_pattern(needle: &str) -> Result<String> {
     if needle.len() > MAX_NEEDLE {
         return Err(Error::invalid(format!(
             "name_contains is too long: at most {MAX_NEEDLE} bytes"
@@ -169,14 +176,14 @@ fn pattern(needle: &str) -> Result<String> {
     Ok(pattern)
 }
 
-fn project(row: &SqliteRow) -> Result<ProjectRow> {
+fn project_from_row(row: &SqliteRow) -> Result<ProjectRow> {
     Ok(ProjectRow {
         project_id: parsed(row, "project_id")?,
         name: text(row, "name")?,
         description: text(row, "description")?,
-        agent: maybe(row, "agent")?,
+        agent: optional_parsed(row, "agent")?,
         env: json(row, "env")?,
-        api_key_scope: maybe(row, "api_key_scope")?,
+        api_key_scope: optional_parsed(row, "api_key_scope")?,
         sandbox: json(row, "sandbox")?,
         limits: json(row, "limits")?,
         default_workspace: parsed(row, "default_workspace")?,
@@ -185,15 +192,15 @@ fn project(row: &SqliteRow) -> Result<ProjectRow> {
     })
 }
 
-struct Insert {
+struct InsertProject {
     project: ProjectRow,
     workspace: Option<WorkspaceRow>,
 }
 
-impl Write for Insert {
+impl StoreWrite for InsertProject {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let p = &self.project;
         sqlx::query(
             "INSERT INTO projects (project_id, name, name_folded, description, agent, env, api_key_scope,
@@ -222,12 +229,12 @@ impl Write for Insert {
     }
 }
 
-struct Update(ProjectRow);
+struct UpdateProject(ProjectRow);
 
-impl Write for Update {
+impl StoreWrite for UpdateProject {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let p = &self.0;
         let done = sqlx::query(
             "UPDATE projects SET name = $2, name_folded = $3, description = $4, agent = $5, env = $6,
@@ -255,14 +262,14 @@ impl Write for Update {
     }
 }
 
-struct Delete(ProjectId);
+struct DeleteProject(ProjectId);
 
-impl Write for Delete {
+impl StoreWrite for DeleteProject {
     type Out = bool;
-    // Tokens go with it.
+    // It revokes tokens.
     const SURVIVES: Survives = Survives::PowerCut;
 
-    async fn apply(&self, tx: &mut Tx) -> Result<bool, Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<bool, WriteError> {
         let id = self.0.as_str();
         let sessions = sqlx::query("SELECT session_id, status FROM sessions WHERE project_id = $1")
             .bind(id)
@@ -270,7 +277,8 @@ impl Write for Delete {
             .await?;
         let mut gone = Vec::with_capacity(sessions.len());
         for row in &sessions {
-            let status: oubliette_protocol::event::Status = row.try_get::<&str, _>("status")?.parse()?;
+            let status: oubliette_protocol::event::SessionStatus =
+                row.try_get::<&str, _>("status")?.parse()?;
             let session: oubliette_protocol::SessionId = row.try_get::<&str, _>("session_id")?.parse()?;
             if status.is_active() {
                 let why = format!("session {session} of project {id} is {status}: end it first");
@@ -278,13 +286,13 @@ impl Write for Delete {
             }
             gone.push(session);
         }
-        let now = tx.millis();
+        let now = tx.now_millis();
         sqlx::query("UPDATE tokens SET revoked_at = $2 WHERE project_id = $1 AND revoked_at IS NULL")
             .bind(id)
             .bind(now)
             .execute(&mut tx.db)
             .await?;
-        // What is large is only marked here: it is taken away piece by piece afterwards.
+        // The large tables are only marked here; `purge` deletes their rows in chunks afterwards.
         const STEPS: [&str; 9] = [
             "DELETE FROM tokens WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
             "DELETE FROM queue WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
@@ -305,9 +313,9 @@ impl Write for Delete {
                 .await?
                 .rows_affected();
         }
-        tx.gone.append(&mut gone);
+        tx.deleted_sessions.append(&mut gone);
         (tx.touched.tokens, tx.touched.projects) = (true, true);
-        tx.purge |= deleted > 0;
+        tx.needs_purge |= deleted > 0;
         Ok(deleted > 0)
     }
 }
@@ -317,9 +325,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_takes_wildcards_as_letters() {
-        assert_eq!(pattern("a%B_c\\").unwrap(), "%a\\%b\\_c\\\\%");
-        assert_eq!(pattern("ÄÖ").unwrap(), "%äö%");
-        assert!(pattern(&"x".repeat(100_000)).is_err());
+    fn a_like_pattern_escapes_wildcards() {
+        assert_eq!(like_pattern("a%B_c\\").unwrap(), "%a\\%b\\_c\\\\%");
+        assert_eq!(like_pattern("ÄÖ").unwrap(), "%äö%");
+        assert!(like_pattern(&"x".repeat(100_000)).is_err());
     }
 }

@@ -1,21 +1,22 @@
-//! What a deleted project leaves behind is taken away in small pieces, while the writer has nothing
-//! else to do: nobody waits for a log of a million events to go. So are debugger events past their time.
+//! Deferred deletion of large logs. The events of a deleted project are removed in small chunks while the
+//! writer is idle, so that no write waits for the deletion of a million events. Expired debugger events are
+//! removed in chunks too, each a write of its own.
 
 use jiff::Timestamp;
-use oubliette_protocol::Result as Answer;
+use oubliette_protocol::Result;
 use sqlx::Row;
 
 use crate::{
-    fault::Fault,
+    db_error::WriteError,
     store::Store,
-    writer::{Tx, Write},
+    writer::{StoreWrite, WriteTx},
 };
 
-/// Rows of one piece.
-const PIECE: i64 = 1000;
+/// Rows deleted per chunk.
+const PURGE_ROWS: i64 = 1000;
 
-/// Takes away one piece. Says whether there may be more.
-pub(crate) async fn some(tx: &mut Tx) -> Result<bool, Fault> {
+/// Deletes one chunk of a deleted project's rows. Returns whether there may be more.
+pub(crate) async fn delete_chunk(tx: &mut WriteTx) -> Result<bool, WriteError> {
     if let Some(row) = sqlx::query("SELECT log FROM purge_events LIMIT 1")
         .fetch_optional(&mut tx.db)
         .await?
@@ -26,7 +27,7 @@ pub(crate) async fn some(tx: &mut Tx) -> Result<bool, Fault> {
              AND idx IN (SELECT idx FROM events WHERE log = $1 ORDER BY idx LIMIT $2)",
         )
         .bind(log)
-        .bind(PIECE)
+        .bind(PURGE_ROWS)
         .execute(&mut tx.db)
         .await?;
         if gone.rows_affected() == 0 {
@@ -47,7 +48,7 @@ pub(crate) async fn some(tx: &mut Tx) -> Result<bool, Fault> {
          (SELECT idx FROM debug_events WHERE project_id = $1 ORDER BY idx LIMIT $2)",
     )
     .bind(project)
-    .bind(PIECE)
+    .bind(PURGE_ROWS)
     .execute(&mut tx.db)
     .await?;
     if gone.rows_affected() == 0 {
@@ -60,11 +61,11 @@ pub(crate) async fn some(tx: &mut Tx) -> Result<bool, Fault> {
 }
 
 impl Store {
-    /// Takes away the debugger's events from before a time, and says how many they were.
-    pub async fn debugger_forget(&self, before: Timestamp) -> Answer<u64> {
+    /// Deletes debugger events recorded before a time. Returns how many there were.
+    pub async fn debugger_delete_before(&self, before: Timestamp) -> Result<u64> {
         let mut all = 0;
         loop {
-            let gone = self.write(Forget { before }).await?;
+            let gone = self.write(DeleteOldDebugEvents { before }).await?;
             all += gone;
             if gone == 0 {
                 return Ok(all);
@@ -73,21 +74,21 @@ impl Store {
     }
 }
 
-/// A piece of the log's beginning, as far as it is old.
-struct Forget {
+/// Deletes one chunk from the beginning of the debugger's log, as far as it is older than `before`.
+struct DeleteOldDebugEvents {
     before: Timestamp,
 }
 
-impl Write for Forget {
+impl StoreWrite for DeleteOldDebugEvents {
     type Out = u64;
 
-    async fn apply(&self, tx: &mut Tx) -> Result<u64, Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<u64, WriteError> {
         let gone = sqlx::query(
             "DELETE FROM debug_events WHERE ts < $1
              AND idx IN (SELECT idx FROM debug_events ORDER BY idx LIMIT $2)",
         )
         .bind(self.before.as_millisecond())
-        .bind(PIECE)
+        .bind(PURGE_ROWS)
         .execute(&mut tx.db)
         .await?;
         Ok(gone.rows_affected())

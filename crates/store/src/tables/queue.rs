@@ -1,34 +1,35 @@
-//! Messages that wait for their turn. Whoever sent one was told that it was accepted, so it outlives the
-//! server; it goes in the same moment as it enters the session's log ([`SessionPatch::begun`]).
+//! Messages that wait for their turn. They are stored because their sender was told that they were accepted,
+//! so they must survive a restart. A message is removed in the transaction that appends it to the session's log
+//! ([`SessionPatch::dequeue_turn`]).
 //!
-//! [`SessionPatch::begun`]: super::sessions::SessionPatch::begun
+//! [`SessionPatch::dequeue_turn`]: super::sessions::SessionPatch::dequeue_turn
 
 use oubliette_protocol::{Error, Result, SessionId};
 
 use super::row::{number, text};
 use crate::{
-    fault::{Fault, read_error},
+    db_error::{WriteError, read_error},
     store::Store,
-    writer::{Tx, Write},
+    writer::{StoreWrite, WriteTx},
 };
 
-/// A message that waits.
+/// A message waiting for its turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedMessage {
-    /// The turn it will be.
+    /// The number of the turn it will start.
     pub turn: u64,
-    /// What was said.
+    /// Its text.
     pub text: String,
 }
 
 impl Store {
-    /// Keeps a message until its turn; `conflict` when the turn is taken.
+    /// Queues a message for a turn; `conflict` if another message is queued for that turn.
     pub async fn queue_push(&self, session: &SessionId, message: QueuedMessage) -> Result<()> {
-        self.write(Push(session.clone(), message)).await
+        self.write(EnqueueMessage(session.clone(), message)).await
     }
 
-    /// What waits in a session, in order.
-    pub async fn queue_of(&self, session: &SessionId) -> Result<Vec<QueuedMessage>> {
+    /// The queued messages of a session, in order of turns.
+    pub async fn queue_list(&self, session: &SessionId) -> Result<Vec<QueuedMessage>> {
         let rows = sqlx::query("SELECT turn, text FROM queue WHERE session_id = $1 ORDER BY turn")
             .bind(session.as_str())
             .fetch_all(self.readers())
@@ -43,7 +44,7 @@ impl Store {
         rows.iter().map(message).collect()
     }
 
-    /// The sessions in which something waits.
+    /// The sessions that have queued messages.
     pub async fn queue_sessions(&self) -> Result<Vec<SessionId>> {
         let ids: Vec<String> =
             sqlx::query_scalar("SELECT DISTINCT session_id FROM queue ORDER BY session_id")
@@ -53,18 +54,18 @@ impl Store {
         ids.iter().map(|id| id.parse().map_err(Error::internal)).collect()
     }
 
-    /// Drops one message of a session that waits; all of them when no turn is named.
+    /// Removes the queued message of a turn; all of the session's if `turn` is none.
     pub async fn queue_drop(&self, session: &SessionId, turn: Option<u64>) -> Result<()> {
-        self.write(Drop(session.clone(), turn)).await
+        self.write(DropQueuedMessages(session.clone(), turn)).await
     }
 }
 
-struct Push(SessionId, QueuedMessage);
+struct EnqueueMessage(SessionId, QueuedMessage);
 
-impl Write for Push {
+impl StoreWrite for EnqueueMessage {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let Self(session, message) = self;
         sqlx::query("INSERT INTO queue (session_id, turn, text) VALUES ($1, $2, $3)")
             .bind(session.as_str())
@@ -76,14 +77,14 @@ impl Write for Push {
     }
 }
 
-struct Drop(SessionId, Option<u64>);
+struct DropQueuedMessages(SessionId, Option<u64>);
 
-impl Write for Drop {
+impl StoreWrite for DropQueuedMessages {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         match self.1 {
-            Some(turn) => begun(&self.0, turn, tx).await,
+            Some(turn) => remove_queued(&self.0, turn, tx).await,
             None => {
                 sqlx::query("DELETE FROM queue WHERE session_id = $1")
                     .bind(self.0.as_str())
@@ -95,8 +96,12 @@ impl Write for Drop {
     }
 }
 
-/// A message waits no more.
-pub(crate) async fn begun(session: &SessionId, turn: u64, tx: &mut Tx) -> Result<(), Fault> {
+/// Removes the queued message of a turn.
+pub(crate) async fn remove_queued(
+    session: &SessionId,
+    turn: u64,
+    tx: &mut WriteTx,
+) -> Result<(), WriteError> {
     sqlx::query("DELETE FROM queue WHERE session_id = $1 AND turn = $2")
         .bind(session.as_str())
         .bind(i64::try_from(turn).map_err(Error::internal)?)

@@ -1,43 +1,46 @@
-//! Sessions: what is known of each besides its events.
+//! Sessions: everything stored about each except its events.
 
 use jiff::Timestamp;
-use oubliette_protocol::{Error, ProjectId, Result, SessionId, Slug, TokenId, WorkspaceId, event::Status};
+use oubliette_protocol::{
+    Error, ProjectId, Result, SessionId, Slug, TokenId, WorkspaceId, event::SessionStatus,
+};
 use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 
-use super::row::{maybe, maybe_text, number, parsed, time};
+use super::row::{number, optional_parsed, optional_text, parsed, time};
 use crate::{
-    fault::{Fault, read_error},
-    page::{Page, Paged},
+    db_error::{WriteError, read_error},
+    page::{ListPage, PageRequest},
     store::Store,
-    writer::{Tx, Write},
+    writer::{StoreWrite, WriteTx},
 };
 
 const LIST: &str = "sessions";
-/// As the index of active sessions says it, word for word: only then is it used.
-const ACTIVE: &str = "status NOT IN ('ended', 'failed')";
+/// The condition of the partial index of active sessions. SQLite uses that index only if a query contains
+/// exactly this expression.
+const ACTIVE_CONDITION: &str = "status NOT IN ('ended', 'failed')";
 
 /// A session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionRow {
     /// Its id.
     pub session_id: SessionId,
-    /// Whose it is.
+    /// The project it belongs to.
     pub project_id: ProjectId,
-    /// What it works on.
+    /// The workspace it works in.
     pub workspace_id: WorkspaceId,
-    /// What works.
+    /// The agent it runs.
     pub agent: Slug,
-    /// How it is.
-    pub status: Status,
-    /// Why it is so.
+    /// Its current status.
+    pub status: SessionStatus,
+    /// The reason for the status.
     pub reason: Option<String>,
-    /// The session that started it.
+    /// The session that started it, if one did.
     pub parent_id: Option<SessionId>,
-    /// The session that started all of its tree; itself if none did.
+    /// The topmost session of its tree; itself if no session started it.
     pub root_id: SessionId,
-    /// How many parents are above it.
+    /// Number of ancestors.
     pub depth: u32,
-    /// Its last turn; 0: none yet.
+    /// The number of its last turn; 0 if there is none yet.
     pub turn: u64,
     /// When it was started.
     pub created_at: Timestamp,
@@ -45,59 +48,59 @@ pub struct SessionRow {
     pub updated_at: Timestamp,
     /// The token that started it; none: the home's owner.
     pub created_by: Option<TokenId>,
-    /// What people call it.
+    /// Its display title.
     pub title: Option<String>,
-    /// The agent's own id for it (ACP).
+    /// The agent's own session id (ACP).
     pub agent_session: Option<String>,
-    /// The isolation it reached.
+    /// The isolation level of its sandbox.
     pub isolation: Option<String>,
 }
 
-/// A change of a session; what is absent stays.
+/// A partial update of a session; absent fields are left unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SessionPatch {
-    /// How it is now.
-    pub status: Option<Status>,
-    /// Why; `Some(None)`: for no reason.
+    /// New status.
+    pub status: Option<SessionStatus>,
+    /// New reason; `Some(None)` clears it.
     pub reason: Option<Option<String>>,
-    /// Another agent.
+    /// New agent.
     pub agent: Option<Slug>,
-    /// Another workspace.
+    /// New workspace.
     pub workspace_id: Option<WorkspaceId>,
-    /// A later turn.
+    /// New last turn.
     pub turn: Option<u64>,
-    /// Another name.
+    /// New title; `Some(None)` clears it.
     pub title: Option<Option<String>>,
-    /// Another id of the agent's.
+    /// New ACP session id; `Some(None)` clears it.
     pub agent_session: Option<Option<String>>,
-    /// The isolation it reached.
+    /// New isolation level; `Some(None)` clears it.
     pub isolation: Option<Option<String>>,
-    /// The message of this turn is in the log now, and waits no more.
-    pub begun: Option<u64>,
+    /// Removes the queued message of this turn, because it is now in the event log.
+    pub dequeue_turn: Option<u64>,
 }
 
-/// Which sessions to list.
+/// Selects sessions to list.
 #[derive(Debug, Clone, Default)]
 pub struct SessionFilter {
-    /// Of this project.
+    /// Only sessions of this project.
     pub project: Option<ProjectId>,
-    /// In this status.
-    pub status: Option<Status>,
-    /// Started by this session.
+    /// Only sessions in this status.
+    pub status: Option<SessionStatus>,
+    /// Only sessions started by this session.
     pub parent: Option<SessionId>,
-    /// In any status but `ended` and `failed`.
+    /// Only sessions in a status other than `ended` and `failed`.
     pub active_only: bool,
 }
 
 impl Store {
-    /// Keeps a new session; `not_found` if its project is not there.
+    /// Stores a new session; `not_found` if its project does not exist.
     pub async fn session_insert(&self, session: SessionRow) -> Result<()> {
-        self.write(Insert(session)).await
+        self.write(InsertSession(session)).await
     }
 
-    /// Changes a session; `not_found` if there is none.
+    /// Updates a session; `not_found` if there is none.
     pub async fn session_update(&self, id: &SessionId, patch: SessionPatch) -> Result<()> {
-        self.write(Update(id.clone(), patch)).await
+        self.write(UpdateSession(id.clone(), patch)).await
     }
 
     /// One session.
@@ -106,14 +109,16 @@ impl Store {
             .bind(id.as_str())
             .fetch_optional(self.readers())
             .await;
-        row.map_err(read_error)?.map(|row| session(&row)).transpose()
+        row.map_err(read_error)?
+            .map(|row| session_from_row(&row))
+            .transpose()
     }
 
-    /// The project of a session, if there is such a session.
+    /// The project of a session; none if the session does not exist. Cached.
     pub async fn session_project(&self, id: &SessionId) -> Result<Option<ProjectId>> {
-        let moment = match self.remembered().sessions.get(id) {
+        let cache_version = match self.caches().sessions.get(id) {
             Ok(project) => return Ok(Some(project)),
-            Err(moment) => moment,
+            Err(cache_version) => cache_version,
         };
         let row = sqlx::query("SELECT project_id FROM sessions WHERE session_id = $1")
             .bind(id.as_str())
@@ -123,15 +128,19 @@ impl Store {
             return Ok(None);
         };
         let project: ProjectId = parsed(&row, "project_id")?;
-        self.remembered()
+        self.caches()
             .sessions
-            .keep(moment, id.clone(), project.clone());
+            .insert(cache_version, id.clone(), project.clone());
         Ok(Some(project))
     }
 
     /// Sessions, newest first.
-    pub async fn session_list(&self, filter: SessionFilter, page: Page) -> Result<Paged<SessionRow>> {
-        let (limit, after) = (page.rows()?, page.after::<SessionId>(LIST)?);
+    pub async fn session_list(
+        &self,
+        filter: SessionFilter,
+        page: PageRequest,
+    ) -> Result<ListPage<SessionRow>> {
+        let (limit, after) = (page.checked_limit()?, page.after_key::<SessionId>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE 1 = 1");
         if let Some(project) = &filter.project {
             query.push(" AND project_id = ").push_bind(project.as_str());
@@ -143,7 +152,7 @@ impl Store {
             query.push(" AND parent_id = ").push_bind(parent.as_str());
         }
         if filter.active_only {
-            query.push(" AND ").push(ACTIVE);
+            query.push(" AND ").push(ACTIVE_CONDITION);
         }
         if let Some(after) = after {
             query.push(" AND session_id < ").push_bind(after.as_str());
@@ -151,37 +160,40 @@ impl Store {
         query
             .push(" ORDER BY session_id DESC LIMIT ")
             .push_bind(limit as i64 + 1);
-        let sessions = self.sessions(query).await?;
-        Ok(Paged::cut(sessions, limit, LIST, |row| {
+        let sessions = self.fetch_sessions(query).await?;
+        Ok(ListPage::from_rows(sessions, limit, LIST, |row| {
             row.session_id.to_string()
         }))
     }
 
-    /// The sessions a session started itself, oldest first.
+    /// The direct children of a session, oldest first.
     pub async fn session_children(&self, id: &SessionId) -> Result<Vec<SessionRow>> {
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE parent_id = ");
         query.push_bind(id.as_str()).push(" ORDER BY session_id");
-        self.sessions(query).await
+        self.fetch_sessions(query).await
     }
 
-    /// A root session and everything started below it, oldest first.
+    /// A root session and all its descendants, oldest first.
     pub async fn session_tree(&self, root: &SessionId) -> Result<Vec<SessionRow>> {
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE root_id = ");
         query.push_bind(root.as_str()).push(" ORDER BY session_id");
-        self.sessions(query).await
+        self.fetch_sessions(query).await
     }
 
-    /// Every active session. When the server has just started, these are the ones that were cut short.
+    /// Every active session. Right after the server has started, these are the ones its last run left unfinished.
     pub async fn sessions_interrupted(&self) -> Result<Vec<SessionRow>> {
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE ");
-        query.push(ACTIVE).push(" ORDER BY session_id");
-        self.sessions(query).await
+        query.push(ACTIVE_CONDITION).push(" ORDER BY session_id");
+        self.fetch_sessions(query).await
     }
 
     /// How many sessions of a project are active.
     pub async fn session_count_active(&self, project: &ProjectId) -> Result<u64> {
         let mut query = QueryBuilder::<Sqlite>::new("SELECT COUNT(*) FROM sessions WHERE project_id = ");
-        query.push_bind(project.as_str()).push(" AND ").push(ACTIVE);
+        query
+            .push_bind(project.as_str())
+            .push(" AND ")
+            .push(ACTIVE_CONDITION);
         let count: i64 = query
             .build_query_scalar()
             .fetch_one(self.readers())
@@ -190,43 +202,43 @@ impl Store {
         u64::try_from(count).map_err(Error::internal)
     }
 
-    async fn sessions(&self, mut query: QueryBuilder<Sqlite>) -> Result<Vec<SessionRow>> {
+    async fn fetch_sessions(&self, mut query: QueryBuilder<Sqlite>) -> Result<Vec<SessionRow>> {
         let rows = query
             .build()
             .fetch_all(self.readers())
             .await
             .map_err(read_error)?;
-        rows.iter().map(session).collect()
+        rows.iter().map(session_from_row).collect()
     }
 }
 
-fn session(row: &SqliteRow) -> Result<SessionRow> {
+fn session_from_row(row: &SqliteRow) -> Result<SessionRow> {
     Ok(SessionRow {
         session_id: parsed(row, "session_id")?,
         project_id: parsed(row, "project_id")?,
         workspace_id: parsed(row, "workspace_id")?,
         agent: parsed(row, "agent")?,
         status: parsed(row, "status")?,
-        reason: maybe_text(row, "reason")?,
-        parent_id: maybe(row, "parent_id")?,
+        reason: optional_text(row, "reason")?,
+        parent_id: optional_parsed(row, "parent_id")?,
         root_id: parsed(row, "root_id")?,
         depth: number(row, "depth")?,
         turn: number(row, "turn")?,
         created_at: time(row, "created_at")?,
         updated_at: time(row, "updated_at")?,
-        created_by: maybe(row, "created_by")?,
-        title: maybe_text(row, "title")?,
-        agent_session: maybe_text(row, "agent_session")?,
-        isolation: maybe_text(row, "isolation")?,
+        created_by: optional_parsed(row, "created_by")?,
+        title: optional_text(row, "title")?,
+        agent_session: optional_text(row, "agent_session")?,
+        isolation: optional_text(row, "isolation")?,
     })
 }
 
-struct Insert(SessionRow);
+struct InsertSession(SessionRow);
 
-impl Write for Insert {
+impl StoreWrite for InsertSession {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let s = &self.0;
         sqlx::query(
             "INSERT INTO sessions (session_id, project_id, workspace_id, agent, status, reason, parent_id,
@@ -256,19 +268,19 @@ impl Write for Insert {
     }
 }
 
-struct Update(SessionId, SessionPatch);
+struct UpdateSession(SessionId, SessionPatch);
 
-impl Write for Update {
+impl StoreWrite for UpdateSession {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         self.1.apply(&self.0, tx).await
     }
 }
 
 impl SessionPatch {
-    /// A change of status with its reason.
-    pub fn status(status: Status, reason: Option<String>) -> Self {
+    /// A patch that sets the status and its reason.
+    pub fn status(status: SessionStatus, reason: Option<String>) -> Self {
         Self {
             status: Some(status),
             reason: Some(reason),
@@ -276,9 +288,10 @@ impl SessionPatch {
         }
     }
 
-    pub(crate) async fn apply(&self, id: &SessionId, tx: &mut Tx) -> Result<(), Fault> {
+    /// Applies the patch; `not_found` if there is no such session.
+    pub(crate) async fn apply(&self, id: &SessionId, tx: &mut WriteTx) -> Result<(), WriteError> {
         let mut query = QueryBuilder::<Sqlite>::new("UPDATE sessions SET updated_at = ");
-        query.push_bind(tx.millis());
+        query.push_bind(tx.now_millis());
         if let Some(status) = self.status {
             query.push(", status = ").push_bind(status.as_str());
         }
@@ -304,8 +317,8 @@ impl SessionPatch {
             }
         }
         query.push(" WHERE session_id = ").push_bind(id.as_str());
-        if let Some(turn) = self.begun {
-            super::queue::begun(id, turn, tx).await?;
+        if let Some(turn) = self.dequeue_turn {
+            super::queue::remove_queued(id, turn, tx).await?;
         }
         match query.build().execute(&mut tx.db).await?.rows_affected() {
             0 => Err(Error::not_found(format!("there is no session {id}")).into()),

@@ -1,83 +1,83 @@
-//! Tokens: their hashes, never themselves. What happens to one survives a power cut.
+//! API tokens. Only the hash of a token is stored. Creating and revoking one survives a power cut.
 
 use jiff::Timestamp;
 use oubliette_protocol::{ProjectId, Result, Scope, SessionId, TokenId};
 use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 
-use super::row::{maybe, maybe_time, parsed, text, time};
+use super::row::{optional_parsed, optional_time, parsed, text, time};
 use crate::{
-    fault::{Fault, read_error},
-    page::{Page, Paged},
+    db_error::{WriteError, read_error},
+    page::{ListPage, PageRequest},
     store::Store,
-    writer::{Survives, Tx, Write},
+    writer::{StoreWrite, Survives, WriteTx},
 };
 
 const LIST: &str = "tokens";
-const COLUMNS: &str =
+const SELECT_TOKENS: &str =
     "SELECT token_id, name, scope, project_id, session_id, created_at, expires_at, revoked_at FROM tokens";
 
-/// A token to keep.
+/// A token to store.
 #[derive(Debug, Clone)]
 pub struct NewToken {
-    /// Its name among tokens.
+    /// Its id, which is not secret.
     pub token_id: TokenId,
-    /// Its name among people.
+    /// Its display name.
     pub name: String,
-    /// How far it reaches.
+    /// What it may do.
     pub scope: Scope,
-    /// The one project it is bound to.
+    /// The one project it is limited to; none: all projects.
     pub project_id: Option<ProjectId>,
-    /// When it ends.
+    /// When it expires; none: never.
     pub expires_at: Option<Timestamp>,
-    /// What it is recognized by.
+    /// The hash of the token's text, by which it is looked up.
     pub hash: [u8; 32],
-    /// The session it was made for.
+    /// The session it was created for, if any.
     pub session_id: Option<SessionId>,
 }
 
-/// A token that is kept.
+/// A stored token, without its hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenRow {
-    /// Its name among tokens.
+    /// Its id, which is not secret.
     pub token_id: TokenId,
-    /// Its name among people.
+    /// Its display name.
     pub name: String,
-    /// How far it reaches.
+    /// What it may do.
     pub scope: Scope,
-    /// The one project it is bound to.
+    /// The one project it is limited to; none: all projects.
     pub project_id: Option<ProjectId>,
-    /// The session it was made for.
+    /// The session it was created for, if any.
     pub session_id: Option<SessionId>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// When it ends; whoever uses it must look.
+    /// When it expires; none: never. Not enforced here: the caller must check it.
     pub expires_at: Option<Timestamp>,
-    /// When it was revoked.
+    /// When it was revoked, if it was.
     pub revoked_at: Option<Timestamp>,
 }
 
-/// Which tokens to list.
+/// Selects tokens to list.
 #[derive(Debug, Clone, Default)]
 pub struct TokenFilter {
-    /// Those bound to this project.
+    /// Only tokens limited to this project.
     pub project: Option<ProjectId>,
-    /// Revoked ones too.
+    /// Include revoked tokens.
     pub include_revoked: bool,
-    /// Those made for sessions too.
+    /// Include tokens created for sessions.
     pub include_sessions: bool,
 }
 
 impl Store {
-    /// Keeps a token; `conflict` if its id or hash is there already.
+    /// Stores a token; `conflict` if its id or hash exists already.
     pub async fn token_insert(&self, token: NewToken) -> Result<()> {
-        self.write(Insert(token)).await
+        self.write(InsertToken(token)).await
     }
 
-    /// The token with this hash, unless it was revoked. Expiry is the caller's to check.
+    /// The token with this hash, unless it was revoked. The caller must check `expires_at`.
     pub async fn token_by_hash(&self, hash: &[u8; 32]) -> Result<Option<TokenRow>> {
-        let moment = match self.remembered().tokens.get(hash) {
+        let cache_version = match self.caches().tokens.get(hash) {
             Ok(row) => return Ok(Some(row)),
-            Err(moment) => moment,
+            Err(cache_version) => cache_version,
         };
         const SQL: &str =
             "SELECT token_id, name, scope, project_id, session_id, created_at, expires_at, revoked_at
@@ -89,23 +89,25 @@ impl Store {
         let Some(row) = row.map_err(read_error)? else {
             return Ok(None);
         };
-        let row = token(&row)?;
-        self.remembered().tokens.keep(moment, *hash, row.clone());
+        let row = token_from_row(&row)?;
+        self.caches().tokens.insert(cache_version, *hash, row.clone());
         Ok(Some(row))
     }
 
     /// One token, revoked or not.
     pub async fn token_get(&self, id: &TokenId) -> Result<Option<TokenRow>> {
-        let mut query = QueryBuilder::<Sqlite>::new(COLUMNS);
+        let mut query = QueryBuilder::<Sqlite>::new(SELECT_TOKENS);
         query.push(" WHERE token_id = ").push_bind(id.as_str());
         let row = query.build().fetch_optional(self.readers()).await;
-        row.map_err(read_error)?.map(|row| token(&row)).transpose()
+        row.map_err(read_error)?
+            .map(|row| token_from_row(&row))
+            .transpose()
     }
 
     /// Tokens, newest first.
-    pub async fn token_list(&self, filter: TokenFilter, page: Page) -> Result<Paged<TokenRow>> {
-        let (limit, after) = (page.rows()?, page.after::<TokenId>(LIST)?);
-        let mut query = QueryBuilder::<Sqlite>::new(COLUMNS);
+    pub async fn token_list(&self, filter: TokenFilter, page: PageRequest) -> Result<ListPage<TokenRow>> {
+        let (limit, after) = (page.checked_limit()?, page.after_key::<TokenId>(LIST)?);
+        let mut query = QueryBuilder::<Sqlite>::new(SELECT_TOKENS);
         query.push(" WHERE 1 = 1");
         if !filter.include_sessions {
             query.push(" AND session_id IS NULL");
@@ -127,41 +129,43 @@ impl Store {
             .fetch_all(self.readers())
             .await
             .map_err(read_error)?;
-        let tokens = rows.iter().map(token).collect::<Result<Vec<_>>>()?;
-        Ok(Paged::cut(tokens, limit, LIST, |row| row.token_id.to_string()))
+        let tokens = rows.iter().map(token_from_row).collect::<Result<Vec<_>>>()?;
+        Ok(ListPage::from_rows(tokens, limit, LIST, |row| {
+            row.token_id.to_string()
+        }))
     }
 
-    /// Revokes a token. False: there is none, or it was revoked before.
+    /// Revokes a token. Returns false if there is none or it was revoked before.
     pub async fn token_revoke(&self, id: &TokenId) -> Result<bool> {
-        self.write(Revoke(id.clone())).await
+        self.write(RevokeToken(id.clone())).await
     }
 
-    /// Takes away the tokens made for a session. Gives how many there were.
+    /// Deletes the tokens created for a session. Returns how many there were.
     pub async fn tokens_revoke_of_session(&self, session: &SessionId) -> Result<u64> {
-        self.write(RevokeOfSession(session.clone())).await
+        self.write(DeleteSessionTokens(session.clone())).await
     }
 }
 
-fn token(row: &SqliteRow) -> Result<TokenRow> {
+fn token_from_row(row: &SqliteRow) -> Result<TokenRow> {
     Ok(TokenRow {
         token_id: parsed(row, "token_id")?,
         name: text(row, "name")?,
         scope: parsed(row, "scope")?,
-        project_id: maybe(row, "project_id")?,
-        session_id: maybe(row, "session_id")?,
+        project_id: optional_parsed(row, "project_id")?,
+        session_id: optional_parsed(row, "session_id")?,
         created_at: time(row, "created_at")?,
-        expires_at: maybe_time(row, "expires_at")?,
-        revoked_at: maybe_time(row, "revoked_at")?,
+        expires_at: optional_time(row, "expires_at")?,
+        revoked_at: optional_time(row, "revoked_at")?,
     })
 }
 
-struct Insert(NewToken);
+struct InsertToken(NewToken);
 
-impl Write for Insert {
+impl StoreWrite for InsertToken {
     type Out = ();
     const SURVIVES: Survives = Survives::PowerCut;
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let token = &self.0;
         sqlx::query(
             "INSERT INTO tokens (token_id, name, scope, project_id, session_id, hash, created_at, expires_at)
@@ -173,7 +177,7 @@ impl Write for Insert {
         .bind(token.project_id.as_ref().map(ProjectId::as_str))
         .bind(token.session_id.as_ref().map(SessionId::as_str))
         .bind(hex::encode(token.hash))
-        .bind(tx.millis())
+        .bind(tx.now_millis())
         .bind(token.expires_at.map(Timestamp::as_millisecond))
         .execute(&mut tx.db)
         .await?;
@@ -181,17 +185,17 @@ impl Write for Insert {
     }
 }
 
-struct Revoke(TokenId);
+struct RevokeToken(TokenId);
 
-impl Write for Revoke {
+impl StoreWrite for RevokeToken {
     type Out = bool;
     const SURVIVES: Survives = Survives::PowerCut;
 
-    async fn apply(&self, tx: &mut Tx) -> Result<bool, Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<bool, WriteError> {
         let done =
             sqlx::query("UPDATE tokens SET revoked_at = $2 WHERE token_id = $1 AND revoked_at IS NULL")
                 .bind(self.0.as_str())
-                .bind(tx.millis())
+                .bind(tx.now_millis())
                 .execute(&mut tx.db)
                 .await?;
         tx.touched.tokens = true;
@@ -199,14 +203,14 @@ impl Write for Revoke {
     }
 }
 
-struct RevokeOfSession(SessionId);
+struct DeleteSessionTokens(SessionId);
 
-impl Write for RevokeOfSession {
+impl StoreWrite for DeleteSessionTokens {
     type Out = u64;
     const SURVIVES: Survives = Survives::PowerCut;
 
-    async fn apply(&self, tx: &mut Tx) -> Result<u64, Fault> {
-        // Removed, not marked: every session has some, and nobody will ask for them by name.
+    async fn apply(&self, tx: &mut WriteTx) -> Result<u64, WriteError> {
+        // Deleted, not marked as revoked: every session has some, and nobody looks them up afterwards.
         let done = sqlx::query("DELETE FROM tokens WHERE session_id = $1")
             .bind(self.0.as_str())
             .execute(&mut tx.db)

@@ -1,4 +1,4 @@
-//! Workspaces.
+//! Workspaces: the directories that sessions of a project work in.
 
 use indexmap::IndexMap;
 use jiff::Timestamp;
@@ -6,12 +6,12 @@ use oubliette_protocol::{Error, ProjectId, Result, WorkspaceId};
 use serde_json::Value;
 use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 
-use super::row::{json, maybe_json, parsed, text, time, to_json};
+use super::row::{json, optional_json, parsed, text, time, to_json};
 use crate::{
-    fault::{Fault, read_error},
-    page::{Page, Paged, TimeKey},
+    db_error::{WriteError, read_error},
+    page::{ListPage, PageRequest, TimeIdKey},
     store::Store,
-    writer::{Tx, Write},
+    writer::{StoreWrite, WriteTx},
 };
 
 const LIST: &str = "workspaces";
@@ -19,29 +19,29 @@ const LIST: &str = "workspaces";
 /// A workspace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkspaceRow {
-    /// Its id, and its folder's name.
+    /// Its id, which is also its directory's name.
     pub workspace_id: WorkspaceId,
-    /// Whose it is.
+    /// The project it belongs to.
     pub project_id: ProjectId,
-    /// What people call it.
+    /// Its display name.
     pub name: String,
-    /// The environment of sessions on it, besides the project's.
+    /// Environment variables of sessions on it, in addition to the project's.
     pub env: IndexMap<String, String>,
     /// Where its content came from, as JSON.
     pub source: Option<Value>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
 }
 
 impl Store {
-    /// Keeps a new workspace; `not_found` if its project is not there.
+    /// Stores a new workspace; `not_found` if its project does not exist.
     pub async fn workspace_insert(&self, workspace: WorkspaceRow) -> Result<()> {
-        self.write(Insert(workspace)).await
+        self.write(InsertWorkspace(workspace)).await
     }
 
-    /// Replaces a workspace's name, environment and source.
+    /// Replaces a workspace's name, environment and source; `not_found` if there is none.
     pub async fn workspace_update(&self, workspace: WorkspaceRow) -> Result<()> {
-        self.write(Update(workspace)).await
+        self.write(UpdateWorkspace(workspace)).await
     }
 
     /// One workspace.
@@ -50,12 +50,21 @@ impl Store {
             .bind(id.as_str())
             .fetch_optional(self.readers())
             .await;
-        row.map_err(read_error)?.map(|row| workspace(&row)).transpose()
+        row.map_err(read_error)?
+            .map(|row| workspace_from_row(&row))
+            .transpose()
     }
 
     /// A project's workspaces, oldest first.
-    pub async fn workspace_list(&self, project: &ProjectId, page: Page) -> Result<Paged<WorkspaceRow>> {
-        let (limit, after) = (page.rows()?, page.after::<TimeKey<WorkspaceId>>(LIST)?);
+    pub async fn workspace_list(
+        &self,
+        project: &ProjectId,
+        page: PageRequest,
+    ) -> Result<ListPage<WorkspaceRow>> {
+        let (limit, after) = (
+            page.checked_limit()?,
+            page.after_key::<TimeIdKey<WorkspaceId>>(LIST)?,
+        );
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM workspaces WHERE project_id = ");
         query.push_bind(project.as_str());
         if let Some(after) = after {
@@ -73,30 +82,30 @@ impl Store {
             .fetch_all(self.readers())
             .await
             .map_err(read_error)?;
-        let workspaces = rows.iter().map(workspace).collect::<Result<Vec<_>>>()?;
-        Ok(Paged::cut(workspaces, limit, LIST, |row| {
+        let workspaces = rows.iter().map(workspace_from_row).collect::<Result<Vec<_>>>()?;
+        Ok(ListPage::from_rows(workspaces, limit, LIST, |row| {
             format!("{}/{}", row.created_at.as_millisecond(), row.workspace_id)
         }))
     }
 
-    /// Deletes a workspace. False: there is none.
+    /// Deletes a workspace. Returns false if there is none.
     pub async fn workspace_delete(&self, id: &WorkspaceId) -> Result<bool> {
-        self.write(Delete(id.clone())).await
+        self.write(DeleteWorkspace(id.clone())).await
     }
 }
 
-fn workspace(row: &SqliteRow) -> Result<WorkspaceRow> {
+fn workspace_from_row(row: &SqliteRow) -> Result<WorkspaceRow> {
     Ok(WorkspaceRow {
         workspace_id: parsed(row, "workspace_id")?,
         project_id: parsed(row, "project_id")?,
         name: text(row, "name")?,
         env: json(row, "env")?,
-        source: maybe_json(row, "source")?,
+        source: optional_json(row, "source")?,
         created_at: time(row, "created_at")?,
     })
 }
 
-pub(super) async fn insert(tx: &mut Tx, workspace: &WorkspaceRow) -> Result<(), Fault> {
+pub(super) async fn insert(tx: &mut WriteTx, workspace: &WorkspaceRow) -> Result<(), WriteError> {
     sqlx::query(
         "INSERT INTO workspaces (workspace_id, project_id, name, env, source, created_at)
          VALUES ($1, $2, $3, $4, $5, $6)",
@@ -112,22 +121,22 @@ pub(super) async fn insert(tx: &mut Tx, workspace: &WorkspaceRow) -> Result<(), 
     Ok(())
 }
 
-struct Insert(WorkspaceRow);
+struct InsertWorkspace(WorkspaceRow);
 
-impl Write for Insert {
+impl StoreWrite for InsertWorkspace {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         insert(tx, &self.0).await
     }
 }
 
-struct Update(WorkspaceRow);
+struct UpdateWorkspace(WorkspaceRow);
 
-impl Write for Update {
+impl StoreWrite for UpdateWorkspace {
     type Out = ();
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let workspace = &self.0;
         let done =
             sqlx::query("UPDATE workspaces SET name = $2, env = $3, source = $4 WHERE workspace_id = $1")
@@ -144,12 +153,12 @@ impl Write for Update {
     }
 }
 
-struct Delete(WorkspaceId);
+struct DeleteWorkspace(WorkspaceId);
 
-impl Write for Delete {
+impl StoreWrite for DeleteWorkspace {
     type Out = bool;
 
-    async fn apply(&self, tx: &mut Tx) -> Result<bool, Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<bool, WriteError> {
         let done = sqlx::query("DELETE FROM workspaces WHERE workspace_id = $1")
             .bind(self.0.as_str())
             .execute(&mut tx.db)

@@ -1,240 +1,254 @@
-//! One group of writes, from begin to commit.
+//! One group of writes, from `BEGIN` to `COMMIT`.
 //!
-//! A write that is refused is taken back alone (a savepoint), and the rest of its group stands. When the
-//! transaction itself breaks (a full disk, say), it is gone with all that was in it; then each write is
-//! tried once more alone, so that one that cannot be written does not take the others with it.
+//! A refused write is rolled back alone, to a savepoint; the rest of its group is committed. When the
+//! transaction itself fails (a full disk, for example), all of it is rolled back and each write is retried in a
+//! transaction of its own, so that one that cannot be written does not fail the others.
 
 use std::{collections::HashMap, sync::Arc};
 
-use oubliette_protocol::{Error, ProjectId, SessionId, event::Event};
+use oubliette_protocol::{Error, ProjectId, SessionId, event::SessionEvent};
 use parking_lot::Mutex;
 use sqlx::{ConnectOptions, Row, SqliteConnection, sqlite::SqliteConnectOptions};
 
 use super::{
     batch,
-    job::{Counter, EventJob, Survives, Task, Touched, Tx},
-    slot::{DebugPlace, Slot, fail, guarded},
+    job::{EventJob, SequenceCounter, Survives, TouchedCaches, WriteTx, WriterTask},
+    slot::{DebugLogPosition, GroupSlot, apply_in_savepoint, fail_all},
 };
 use crate::{
-    fault::Fault,
+    db_error::WriteError,
     log::{
-        debugger::{DebugJob, Queue, Recorded},
-        tail::Hub,
+        debugger::{DebugJob, DebugQueue, RecordedDebugEvent},
+        tail::SessionTails,
     },
-    store::Remembered,
+    store::StoreCaches,
     tables::purge,
 };
 
-/// Sessions the writer remembers; past it, it forgets all and looks them up again.
-const REMEMBERED: usize = 4096;
+/// Maximum sessions whose log position or project the writer caches; beyond it, the cache is cleared.
+const MAX_CACHED_SESSIONS: usize = 4096;
 
-/// The writer's connection and what it knows.
-pub(super) struct Writer {
-    pub(super) tx: Tx,
-    again: SqliteConnectOptions,
-    pub(super) hub: Arc<Hub>,
-    pub(super) queue: Arc<Queue>,
-    remembered: Arc<Remembered>,
-    fault: Arc<Mutex<Option<Error>>>,
-    synced: Survives,
-    /// Where each session's log goes on. True only while every commit succeeds.
-    logs: HashMap<SessionId, Place>,
-    projects: HashMap<SessionId, ProjectId>,
-    /// Whether there may be something left of deleted projects.
+/// The writer's connection and caches.
+pub(super) struct DatabaseWriter {
+    pub(super) tx: WriteTx,
+    /// Options for a new connection when this one breaks.
+    connect_options: SqliteConnectOptions,
+    pub(super) tails: Arc<SessionTails>,
+    pub(super) debug_queue: Arc<DebugQueue>,
+    caches: Arc<StoreCaches>,
+    /// The error of the last commit, if it failed.
+    last_error: Arc<Mutex<Option<Error>>>,
+    /// What the connection's `synchronous` setting guarantees now.
+    sync_level: Survives,
+    /// Each session's next log position. Valid only while every commit succeeds.
+    positions: HashMap<SessionId, LogPosition>,
+    /// Each session's project.
+    session_projects: HashMap<SessionId, ProjectId>,
+    /// Whether rows of deleted projects may be left to purge.
     pub(super) purging: bool,
 }
 
+/// Where a session's next event goes.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct LogPosition {
+    /// The log's number in the table `event_logs`.
     log: i64,
+    /// The next index.
     next: i64,
 }
 
-/// Where a group broke.
-enum Break {
-    /// Nothing was begun: trying the parts alone would only wait again.
+/// Where a group's transaction failed.
+enum GroupFailure {
+    /// At `BEGIN`. Retrying the writes one by one would only wait for the same lock again.
     AtBegin(Error),
-    /// Something in it broke it.
+    /// While a write was applied, or at `COMMIT`.
     Within(Error),
 }
 
-impl Writer {
+impl DatabaseWriter {
     pub(super) fn new(
         db: SqliteConnection,
-        again: SqliteConnectOptions,
-        hub: Arc<Hub>,
-        queue: Arc<Queue>,
-        remembered: Arc<Remembered>,
-        fault: Arc<Mutex<Option<Error>>>,
+        connect_options: SqliteConnectOptions,
+        tails: Arc<SessionTails>,
+        debug_queue: Arc<DebugQueue>,
+        caches: Arc<StoreCaches>,
+        last_error: Arc<Mutex<Option<Error>>>,
     ) -> Self {
-        let tx = Tx {
+        let tx = WriteTx {
             db,
             now: crate::now(),
-            gone: Vec::new(),
-            purge: false,
-            touched: Touched::default(),
+            deleted_sessions: Vec::new(),
+            needs_purge: false,
+            touched: TouchedCaches::default(),
         };
-        let (logs, projects) = Default::default();
+        let (positions, session_projects) = Default::default();
         Self {
             tx,
-            again,
-            hub,
-            queue,
-            remembered,
-            fault,
-            synced: Survives::Crash,
-            logs,
-            projects,
+            connect_options,
+            tails,
+            debug_queue,
+            caches,
+            last_error,
+            sync_level: Survives::Crash,
+            positions,
+            session_projects,
             purging: true,
         }
     }
 
-    /// Writes a group, then shows and answers it.
-    pub(super) async fn commit(&mut self, tasks: impl Iterator<Item = Task>, debug: Vec<DebugJob>) {
+    /// Commits a group, publishes it to followers and answers its callers.
+    pub(super) async fn commit(&mut self, tasks: impl Iterator<Item = WriterTask>, debug: Vec<DebugJob>) {
         let tasks = tasks.filter_map(|task| match task {
-            Task::Events(job) => Some(Slot::Events {
+            WriterTask::Events(job) => Some(GroupSlot::Events {
                 job,
                 events: Vec::new(),
                 refused: None,
             }),
-            Task::Work(job) => Some(Slot::Work { job, refused: None }),
-            Task::Close => None,
+            WriterTask::Work(job) => Some(GroupSlot::Work { job, refused: None }),
+            WriterTask::Close => None,
         });
-        let debug = debug.into_iter().map(|job| Slot::Debug {
+        let debug = debug.into_iter().map(|job| GroupSlot::Debug {
             job: Box::new(job),
-            place: None,
+            position: None,
         });
-        let mut slots: Vec<Slot> = tasks.chain(debug).collect();
+        let mut slots: Vec<GroupSlot> = tasks.chain(debug).collect();
         if slots.is_empty() {
             return;
         }
-        match self.attempt(&mut slots).await {
-            Ok(()) => self.finish(slots),
-            Err(Break::Within(_)) if slots.len() > 1 => {
+        match self.try_commit(&mut slots).await {
+            Ok(()) => self.publish_and_answer(slots),
+            Err(GroupFailure::Within(_)) if slots.len() > 1 => {
                 for slot in slots {
                     let mut alone = vec![slot];
-                    match self.attempt(&mut alone).await {
-                        Ok(()) => self.finish(alone),
-                        Err(Break::AtBegin(error) | Break::Within(error)) => fail(alone, &error),
+                    match self.try_commit(&mut alone).await {
+                        Ok(()) => self.publish_and_answer(alone),
+                        Err(GroupFailure::AtBegin(error) | GroupFailure::Within(error)) => {
+                            fail_all(alone, &error)
+                        }
                     }
                 }
             }
-            Err(Break::AtBegin(error) | Break::Within(error)) => fail(slots, &error),
+            Err(GroupFailure::AtBegin(error) | GroupFailure::Within(error)) => fail_all(slots, &error),
         }
     }
 
-    /// Takes away a piece of what deleted projects left behind.
-    pub(super) async fn purge_some(&mut self) {
+    /// Deletes a bounded number of rows that deleted projects left behind.
+    pub(super) async fn purge_chunk(&mut self) {
         let outcome = async {
             self.begin(Survives::Crash).await?;
-            let more = purge::some(&mut self.tx).await?;
+            let more = purge::delete_chunk(&mut self.tx).await?;
             sqlx::query("COMMIT").execute(&mut self.tx.db).await?;
-            Ok::<bool, Fault>(more)
+            Ok::<bool, WriteError>(more)
         };
         match outcome.await {
             Ok(more) => self.purging = more,
-            Err(fault) => {
-                self.broken(fault).await;
-                // Tried again at the next deletion or start.
+            Err(error) => {
+                self.roll_back(error).await;
+                // Retried after the next deletion or restart.
                 self.purging = false;
             }
         }
     }
 
-    async fn attempt(&mut self, slots: &mut [Slot]) -> Result<(), Break> {
-        let survives = slots.iter().map(Slot::survives).max().unwrap_or(Survives::Crash);
+    async fn try_commit(&mut self, slots: &mut [GroupSlot]) -> Result<(), GroupFailure> {
+        let survives = slots
+            .iter()
+            .map(GroupSlot::survives)
+            .max()
+            .unwrap_or(Survives::Crash);
         let applied = match self.is_one_statement(slots) {
-            // A statement by itself is a transaction; begin and commit would only cost two more.
+            // A single statement is a transaction by itself; `BEGIN` and `COMMIT` would be two more.
             true => match self.prepare(survives).await {
                 Ok(()) => self.apply(slots).await,
-                Err(fault) => return Err(Break::AtBegin(self.broken(fault).await)),
+                Err(error) => return Err(GroupFailure::AtBegin(self.roll_back(error).await)),
             },
             false => match self.begin(survives).await {
-                Ok(()) => self.apply_all(slots).await,
-                Err(fault) => return Err(Break::AtBegin(self.broken(fault).await)),
+                Ok(()) => self.apply_and_commit(slots).await,
+                Err(error) => return Err(GroupFailure::AtBegin(self.roll_back(error).await)),
             },
         };
         match applied {
             Ok(()) => {
-                let mut fault = self.fault.lock();
-                if fault.take().is_some() {
+                let mut last_error = self.last_error.lock();
+                if last_error.take().is_some() {
                     tracing::info!("the database can be written again");
                 }
                 Ok(())
             }
-            Err(fault) => Err(Break::Within(self.broken(fault).await)),
+            Err(error) => Err(GroupFailure::Within(self.roll_back(error).await)),
         }
     }
 
-    /// Whether applying these is a single `INSERT`: events of logs whose place is known.
-    fn is_one_statement(&self, slots: &[Slot]) -> bool {
+    /// Whether applying these is a single `INSERT`: events of logs whose position is cached.
+    fn is_one_statement(&self, slots: &[GroupSlot]) -> bool {
         let mut rows = 0;
         let only_events = slots.iter().all(|slot| match slot {
-            Slot::Events { job, .. } => {
+            GroupSlot::Events { job, .. } => {
                 rows += job.bodies.len();
-                job.patch.is_none() && self.logs.contains_key(&job.session)
+                job.patch.is_none() && self.positions.contains_key(&job.session)
             }
-            Slot::Work { .. } | Slot::Debug { .. } => false,
+            GroupSlot::Work { .. } | GroupSlot::Debug { .. } => false,
         });
-        // What the writer knows may be cleared before it begins.
-        only_events && self.logs.len() <= REMEMBERED && batch::is_one(rows)
+        // Above the maximum, `prepare` clears the positions.
+        only_events && self.positions.len() <= MAX_CACHED_SESSIONS && batch::is_single_statement(rows)
     }
 
-    async fn begin(&mut self, survives: Survives) -> Result<(), Fault> {
+    async fn begin(&mut self, survives: Survives) -> Result<(), WriteError> {
         self.prepare(survives).await?;
         sqlx::query("BEGIN IMMEDIATE").execute(&mut self.tx.db).await?;
         Ok(())
     }
 
-    async fn apply_all(&mut self, slots: &mut [Slot]) -> Result<(), Fault> {
+    async fn apply_and_commit(&mut self, slots: &mut [GroupSlot]) -> Result<(), WriteError> {
         self.apply(slots).await?;
         sqlx::query("COMMIT").execute(&mut self.tx.db).await?;
         Ok(())
     }
 
-    async fn prepare(&mut self, survives: Survives) -> Result<(), Fault> {
-        if self.synced != survives {
-            // Cannot be changed within a transaction.
+    /// Sets the durability level and resets what the transaction collects.
+    async fn prepare(&mut self, survives: Survives) -> Result<(), WriteError> {
+        if self.sync_level != survives {
+            // SQLite does not change it within a transaction.
             let level = match survives {
                 Survives::Crash => "PRAGMA synchronous = NORMAL",
                 Survives::PowerCut => "PRAGMA synchronous = FULL",
             };
             sqlx::query(level).execute(&mut self.tx.db).await?;
-            self.synced = survives;
+            self.sync_level = survives;
         }
-        if self.logs.len() > REMEMBERED {
-            // Only between groups: within one, it knows places that the database does not know yet.
-            self.logs.clear();
+        if self.positions.len() > MAX_CACHED_SESSIONS {
+            // Only between groups: within one, positions run ahead of the database.
+            self.positions.clear();
         }
         self.tx.now = crate::now();
-        self.tx.gone.clear();
-        self.tx.touched = Touched::default();
+        self.tx.deleted_sessions.clear();
+        self.tx.touched = TouchedCaches::default();
         Ok(())
     }
 
-    async fn apply(&mut self, slots: &mut [Slot]) -> Result<(), Fault> {
+    async fn apply(&mut self, slots: &mut [GroupSlot]) -> Result<(), WriteError> {
         let alone = slots.len() == 1;
         let mut rows = Vec::new();
         for slot in slots.iter_mut() {
             match slot {
-                Slot::Work { job, refused } => {
-                    *refused = guarded(&mut self.tx, alone, job).await?;
+                GroupSlot::Work { job, refused } => {
+                    *refused = apply_in_savepoint(&mut self.tx, alone, job).await?;
                 }
-                Slot::Events { job, events, refused } => {
+                GroupSlot::Events { job, events, refused } => {
                     *refused = match &job.patch {
                         Some(patch) => match patch.apply(&job.session, &mut self.tx).await {
                             Ok(()) => None,
-                            Err(Fault::Refused(error)) => Some(error),
-                            Err(fault) => return Err(fault),
+                            Err(WriteError::Refused(error)) => Some(error),
+                            Err(error) => return Err(error),
                         },
                         None => None,
                     };
                     if refused.is_none() {
-                        *events = self.place(job).await?;
-                        rows.push((self.logs[&job.session].log, &*events, &job.bodies));
+                        *events = self.assign_indexes(job).await?;
+                        rows.push((self.positions[&job.session].log, &*events, &job.bodies));
                     }
                 }
-                Slot::Debug { .. } => {}
+                GroupSlot::Debug { .. } => {}
             }
         }
         let rows: Vec<_> = rows
@@ -247,7 +261,7 @@ impl Writer {
             })
             .collect();
         batch::EVENTS
-            .rows(&mut self.tx.db, &rows, |query, (log, event, text)| {
+            .insert_rows(&mut self.tx.db, &rows, |query, (log, event, text)| {
                 query
                     .bind(*log)
                     .bind(event.index)
@@ -259,15 +273,15 @@ impl Writer {
         self.apply_debug(slots).await
     }
 
-    /// Gives events their places in their session's log.
-    async fn place(&mut self, job: &EventJob) -> Result<Vec<Arc<Event>>, Fault> {
-        let mut place = match self.logs.get(&job.session) {
-            Some(place) => *place,
-            None => self.find_place(&job.session).await?,
+    /// Assigns events their indexes in their session's log.
+    async fn assign_indexes(&mut self, job: &EventJob) -> Result<Vec<Arc<SessionEvent>>, WriteError> {
+        let mut position = match self.positions.get(&job.session) {
+            Some(position) => *position,
+            None => self.load_position(&job.session).await?,
         };
         let ts = self.tx.now;
-        let events = job.bodies.iter().zip(place.next..).map(|((body, _), index)| {
-            Arc::new(Event {
+        let events = job.bodies.iter().zip(position.next..).map(|((body, _), index)| {
+            Arc::new(SessionEvent {
                 index,
                 ts,
                 session_id: job.session.clone(),
@@ -275,12 +289,13 @@ impl Writer {
             })
         });
         let events: Vec<_> = events.collect();
-        place.next += events.len() as i64;
-        self.logs.insert(job.session.clone(), place);
+        position.next += events.len() as i64;
+        self.positions.insert(job.session.clone(), position);
         Ok(events)
     }
 
-    async fn find_place(&mut self, session: &SessionId) -> Result<Place, Fault> {
+    /// Reads a session's log position from the database; creates the log if there is none.
+    async fn load_position(&mut self, session: &SessionId) -> Result<LogPosition, WriteError> {
         let known = sqlx::query(
             "SELECT log, (SELECT MAX(idx) FROM events WHERE events.log = event_logs.log)
              FROM event_logs WHERE session_id = $1",
@@ -290,57 +305,60 @@ impl Writer {
         .await?;
         if let Some(row) = known {
             let last: Option<i64> = row.try_get(1)?;
-            return Ok(Place {
+            return Ok(LogPosition {
                 log: row.try_get(0)?,
                 next: last.map_or(0, |last| last + 1),
             });
         }
-        let log = self.tx.next(Counter::EventLog, 1).await?;
+        let log = self.tx.reserve_numbers(SequenceCounter::EventLog, 1).await?;
         sqlx::query("INSERT INTO event_logs (session_id, log) VALUES ($1, $2)")
             .bind(session.as_str())
             .bind(log)
             .execute(&mut self.tx.db)
             .await?;
-        Ok(Place { log, next: 0 })
+        Ok(LogPosition { log, next: 0 })
     }
 
-    async fn apply_debug(&mut self, slots: &mut [Slot]) -> Result<(), Fault> {
+    async fn apply_debug(&mut self, slots: &mut [GroupSlot]) -> Result<(), WriteError> {
         let count = slots
             .iter()
-            .filter(|slot| matches!(slot, Slot::Debug { .. }))
+            .filter(|slot| matches!(slot, GroupSlot::Debug { .. }))
             .count();
         if count == 0 {
             return Ok(());
         }
-        let (mut index, ts) = (self.tx.next(Counter::Debug, count).await?, self.tx.now);
+        let (mut index, ts) = (
+            self.tx.reserve_numbers(SequenceCounter::Debug, count).await?,
+            self.tx.now,
+        );
         let mut rows = Vec::with_capacity(count);
         for slot in slots {
-            let Slot::Debug { job, place } = slot else {
+            let GroupSlot::Debug { job, position } = slot else {
                 continue;
             };
             let project = match &job.session {
                 Some(session) => self.project_of(session).await?,
                 None => None,
             };
-            rows.push((&*place.insert(DebugPlace { index, ts, project }), &**job));
+            rows.push((&*position.insert(DebugLogPosition { index, ts, project }), &**job));
             index += 1;
         }
         batch::DEBUG_EVENTS
-            .rows(&mut self.tx.db, &rows, |query, (place, job)| {
+            .insert_rows(&mut self.tx.db, &rows, |query, (position, job)| {
                 query
-                    .bind(place.index)
-                    .bind(place.ts.as_millisecond())
+                    .bind(position.index)
+                    .bind(position.ts.as_millisecond())
                     .bind(job.session.as_ref().map(SessionId::as_str))
                     .bind(job.agent.as_ref().map(AsRef::<str>::as_ref))
-                    .bind(place.project.as_ref().map(ProjectId::as_str))
+                    .bind(position.project.as_ref().map(ProjectId::as_str))
                     .bind(job.kind)
                     .bind(job.text.as_str())
             })
             .await
     }
 
-    async fn project_of(&mut self, session: &SessionId) -> Result<Option<ProjectId>, Fault> {
-        if let Some(project) = self.projects.get(session) {
+    async fn project_of(&mut self, session: &SessionId) -> Result<Option<ProjectId>, WriteError> {
+        if let Some(project) = self.session_projects.get(session) {
             return Ok(Some(project.clone()));
         }
         let row = sqlx::query("SELECT project_id FROM sessions WHERE session_id = $1")
@@ -349,88 +367,90 @@ impl Writer {
             .await?;
         let Some(row) = row else { return Ok(None) };
         let project: ProjectId = row.try_get::<&str, _>(0)?.parse()?;
-        if self.projects.len() > REMEMBERED {
-            self.projects.clear();
+        if self.session_projects.len() > MAX_CACHED_SESSIONS {
+            self.session_projects.clear();
         }
-        self.projects.insert(session.clone(), project.clone());
+        self.session_projects.insert(session.clone(), project.clone());
         Ok(Some(project))
     }
 
-    /// Cleans up after a transaction that came to nothing, and says why it did.
-    async fn broken(&mut self, fault: Fault) -> Error {
-        // Places given out in it are not taken; what the database says holds.
-        self.logs.clear();
-        self.projects.clear();
-        self.tx.gone.clear();
-        // A commit that failed may have been written all the same.
-        self.forget();
-        // Fails when SQLite has rolled back by itself, which is as good.
+    /// Rolls back a failed transaction, clears every cache it may have made stale and reconnects if the
+    /// connection is broken. Returns the error for the callers.
+    async fn roll_back(&mut self, error: WriteError) -> Error {
+        // Indexes assigned in it were not used; positions have to be read from the database again.
+        self.positions.clear();
+        self.session_projects.clear();
+        self.tx.deleted_sessions.clear();
+        // A `COMMIT` that reported an error may still have reached the disk.
+        self.invalidate_caches();
+        // Fails when SQLite has already rolled back by itself.
         let _ = sqlx::query("ROLLBACK").execute(&mut self.tx.db).await;
         if sqlx::query("SELECT 1").execute(&mut self.tx.db).await.is_err() {
-            match self.again.connect().await {
-                Ok(db) => (self.tx.db, self.synced) = (db, Survives::Crash),
-                Err(error) => tracing::error!(%error, "the database cannot be opened again"),
+            match self.connect_options.connect().await {
+                Ok(db) => (self.tx.db, self.sync_level) = (db, Survives::Crash),
+                Err(error) => tracing::error!(%error, "reconnecting to the database failed"),
             }
         }
-        let error = fault.into_error();
-        if self.fault.lock().replace(error.clone()).is_none() {
-            tracing::error!(error = %error.for_log(), "the database cannot be written");
+        let error = error.into_error();
+        if self.last_error.lock().replace(error.clone()).is_none() {
+            tracing::error!(error = %error.for_log(), "committing to the database failed");
         }
         error
     }
 
-    /// Drops what is remembered of what this transaction touched.
-    fn forget(&mut self) {
+    /// Invalidates the row caches that this transaction made stale.
+    fn invalidate_caches(&mut self) {
         let touched = std::mem::take(&mut self.tx.touched);
         if touched.tokens {
-            self.remembered.tokens.forget();
+            self.caches.tokens.invalidate();
         }
         if touched.projects {
-            self.remembered.projects.forget();
-            self.remembered.sessions.forget();
+            self.caches.projects.invalidate();
+            self.caches.sessions.invalidate();
         }
     }
 
-    /// Shows what is committed to whoever follows, then answers whoever asked.
-    fn finish(&mut self, slots: Vec<Slot>) {
-        self.forget();
-        for session in std::mem::take(&mut self.tx.gone) {
-            self.logs.remove(&session);
-            self.projects.remove(&session);
-            self.hub.forget(&session);
+    /// Publishes a committed group to followers, then answers its callers.
+    fn publish_and_answer(&mut self, slots: Vec<GroupSlot>) {
+        self.invalidate_caches();
+        for session in std::mem::take(&mut self.tx.deleted_sessions) {
+            self.positions.remove(&session);
+            self.session_projects.remove(&session);
+            self.tails.close_session(&session);
         }
-        self.purging |= std::mem::take(&mut self.tx.purge);
-        // Who begins to follow from here on finds it in the database.
-        let followed = self.queue.tail.is_followed();
+        self.purging |= std::mem::take(&mut self.tx.needs_purge);
+        // A follower that subscribes after this check finds the events in the database.
+        let followed = self.debug_queue.tail.is_followed();
         let (mut recorded, mut last) = (Vec::new(), None);
         for slot in &slots {
             match slot {
-                Slot::Events {
+                GroupSlot::Events {
                     job,
                     events,
                     refused: None,
                 } => {
                     let sizes = job.bodies.iter().map(|(_, text)| text.len());
-                    self.hub.publish(&job.session, events.iter().cloned().zip(sizes));
+                    self.tails
+                        .publish(&job.session, events.iter().cloned().zip(sizes));
                 }
-                Slot::Debug {
+                GroupSlot::Debug {
                     job,
-                    place: Some(place),
+                    position: Some(position),
                 } => {
-                    last = Some(place.index);
+                    last = Some(position.index);
                     if followed {
-                        recorded.push(shown(job, place));
+                        recorded.push(recorded_event(job, position));
                     }
                 }
-                Slot::Events { .. } | Slot::Work { .. } | Slot::Debug { .. } => {}
+                GroupSlot::Events { .. } | GroupSlot::Work { .. } | GroupSlot::Debug { .. } => {}
             }
         }
         match recorded.into_iter().collect::<Option<Vec<_>>>() {
-            Some(recorded) => self.queue.tail.publish(recorded.into_iter()),
-            None => self.queue.tail.empty(),
+            Some(recorded) => self.debug_queue.tail.publish(recorded.into_iter()),
+            None => self.debug_queue.tail.clear_ring(),
         }
         if let Some(last) = last {
-            self.queue.tail.reached(last);
+            self.debug_queue.tail.advance_to(last);
         }
         for slot in slots {
             slot.answer(None);
@@ -438,15 +458,15 @@ impl Writer {
     }
 }
 
-/// A debugger event as those who follow are shown it, and its size.
-fn shown(job: &DebugJob, place: &DebugPlace) -> Option<(Recorded, usize)> {
+/// A committed debugger event as followers see it, and its size in bytes of JSON.
+fn recorded_event(job: &DebugJob, position: &DebugLogPosition) -> Option<(RecordedDebugEvent, usize)> {
     let event = job
-        .event(place.index, place.ts)
-        .inspect_err(|error| tracing::error!(error = %error.for_log(), "a debugger event cannot be read"))
+        .event(position.index, position.ts)
+        .inspect_err(|error| tracing::error!(error = %error.for_log(), "decoding a recorded debugger event failed; followers read it from the database"))
         .ok()?;
-    let recorded = Recorded {
+    let recorded = RecordedDebugEvent {
         event: Arc::new(event),
-        project: place.project.clone(),
+        project: position.project.clone(),
     };
     Some((recorded, job.text.len()))
 }

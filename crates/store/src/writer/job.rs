@@ -1,4 +1,4 @@
-//! What the writer is asked to do.
+//! What can be sent to the writer.
 
 use std::{future::Future, sync::Arc};
 
@@ -6,75 +6,79 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use oubliette_protocol::{
     Error, Result, SessionId,
-    event::{Event, EventBody},
+    event::{EventBody, SessionEvent},
 };
 use sqlx::{Row, SqliteConnection};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use crate::{fault::Fault, tables::sessions::SessionPatch};
+use crate::{db_error::WriteError, tables::sessions::SessionPatch};
 
-/// What a write has to survive before it is answered.
+/// What a write must survive once it has been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Survives {
-    /// `kill -9` of the server.
+    /// `kill -9` of the server: SQLite's `synchronous = NORMAL`.
     Crash,
-    /// A power cut: the disk is waited for.
+    /// A power cut: `synchronous = FULL`, the commit waits for the disk.
     PowerCut,
 }
 
-/// A write of any kind. It may be applied twice: once in its group, and again alone when the group
-/// could not be committed.
-pub(crate) trait Write: Send + Sync + 'static {
-    /// What it gives back.
+/// A write operation. `apply` may run twice: once in its group, and again alone when the group could not
+/// be committed.
+pub(crate) trait StoreWrite: Send + Sync + 'static {
+    /// Its result.
     type Out: Send + 'static;
-    /// What it has to survive.
+    /// What it must survive once answered.
     const SURVIVES: Survives = Survives::Crash;
-    /// Does it, within the group's transaction.
-    fn apply(&self, tx: &mut Tx) -> impl Future<Output = Result<Self::Out, Fault>> + Send;
+    /// Executes it within the group's transaction.
+    fn apply(&self, tx: &mut WriteTx) -> impl Future<Output = Result<Self::Out, WriteError>> + Send;
 }
 
-/// The transaction a write is part of.
-pub(crate) struct Tx {
+/// The transaction of a group, and what is to be done once it is committed.
+pub(crate) struct WriteTx {
     /// The connection, inside the transaction.
     pub(crate) db: SqliteConnection,
-    /// When the group is written.
+    /// The time the group is written, the same for all its rows.
     pub(crate) now: Timestamp,
-    /// Sessions that are gone once this is committed.
-    pub(crate) gone: Vec<SessionId>,
-    /// Whether there is something to purge once this is committed.
-    pub(crate) purge: bool,
-    /// What is remembered no longer once this is committed.
-    pub(crate) touched: Touched,
+    /// Sessions deleted by this transaction.
+    pub(crate) deleted_sessions: Vec<SessionId>,
+    /// Whether rows of a deleted project are left to be purged.
+    pub(crate) needs_purge: bool,
+    /// Caches to invalidate.
+    pub(crate) touched: TouchedCaches,
 }
 
-/// What of the remembered a transaction changes.
+/// Which row caches a transaction makes stale.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Touched {
+pub(crate) struct TouchedCaches {
     pub(crate) tokens: bool,
     pub(crate) projects: bool,
 }
 
-/// A sequence whose numbers are never given out twice.
+/// A persistent sequence whose numbers are never reused.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Counter {
+pub(crate) enum SequenceCounter {
     Debug,
     Audit,
     EventLog,
 }
 
-impl Counter {
+impl SequenceCounter {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Counter::Debug => "debug",
-            Counter::Audit => "audit",
-            Counter::EventLog => "event_log",
+            SequenceCounter::Debug => "debug",
+            SequenceCounter::Audit => "audit",
+            SequenceCounter::EventLog => "event_log",
         }
     }
 }
 
-impl Tx {
-    /// The first of `count` new numbers, from 0.
-    pub(crate) async fn next(&mut self, counter: Counter, count: usize) -> Result<i64, Fault> {
+impl WriteTx {
+    /// Reserves `count` consecutive numbers of a sequence, which starts at 0, and returns the first.
+    pub(crate) async fn reserve_numbers(
+        &mut self,
+        counter: SequenceCounter,
+        count: usize,
+    ) -> Result<i64, WriteError> {
         let count = i64::try_from(count).map_err(Error::internal)?;
         let row = sqlx::query(
             "INSERT INTO counters (name, value) VALUES ($1, $2)
@@ -87,75 +91,79 @@ impl Tx {
         Ok(row.try_get::<i64, _>(0)? - count)
     }
 
-    pub(crate) fn millis(&self) -> i64 {
+    /// The group's time in milliseconds since the epoch.
+    pub(crate) fn now_millis(&self) -> i64 {
         self.now.as_millisecond()
     }
 }
 
-/// One thing the writer is asked to do.
-pub(crate) enum Task {
-    /// Events to append.
+/// A task for the writer.
+pub(crate) enum WriterTask {
+    /// Append events to a session's log.
     Events(EventJob),
-    /// Anything else.
-    Work(Box<dyn Job>),
-    /// Nothing more.
+    /// Any other write.
+    Work(Box<dyn WriteJob>),
+    /// Finish queued tasks and end.
     Close,
 }
 
 /// Events to append to a session's log.
 pub(crate) struct EventJob {
     pub(crate) session: SessionId,
-    /// Each with its JSON, made by whoever appends: the writer has enough to do.
+    /// Each with its JSON, encoded by the appending task to keep the writer's work small.
     pub(crate) bodies: Vec<(EventBody, String)>,
-    /// A change of the session that must not be seen without the events, nor they without it.
+    /// A change of the session's row to be committed in the same transaction.
     pub(crate) patch: Option<Box<SessionPatch>>,
-    pub(crate) reply: Option<oneshot::Sender<Result<Vec<Arc<Event>>>>>,
-    /// Room in the memory that waiting events may take.
-    pub(crate) _room: OwnedSemaphorePermit,
+    /// Where to send the committed events; none if nobody waits.
+    pub(crate) reply: Option<oneshot::Sender<Result<Vec<Arc<SessionEvent>>>>>,
+    /// Its share of the memory limit for waiting events, released when the job is dropped.
+    pub(crate) _pending_budget: OwnedSemaphorePermit,
 }
 
-/// A write with its type forgotten.
-pub(crate) trait Job: Send {
+/// A type-erased [`StoreWrite`] with its reply channel.
+pub(crate) trait WriteJob: Send {
     fn survives(&self) -> Survives;
-    fn apply<'a>(&'a mut self, tx: &'a mut Tx) -> BoxFuture<'a, Result<(), Fault>>;
+    fn apply<'a>(&'a mut self, tx: &'a mut WriteTx) -> BoxFuture<'a, Result<(), WriteError>>;
     fn answer(self: Box<Self>, outcome: Result<()>);
 }
 
-/// A write and whoever waits for it.
-pub(crate) struct Pending<W: Write> {
+/// A write, its result once applied, and where to send that.
+pub(crate) struct PendingWrite<W: StoreWrite> {
     pub(crate) write: W,
-    pub(crate) done: Option<W::Out>,
+    pub(crate) output: Option<W::Out>,
     pub(crate) reply: oneshot::Sender<Result<W::Out>>,
 }
 
-impl<W: Write> Job for Pending<W> {
+impl<W: StoreWrite> WriteJob for PendingWrite<W> {
     fn survives(&self) -> Survives {
         W::SURVIVES
     }
 
-    fn apply<'a>(&'a mut self, tx: &'a mut Tx) -> BoxFuture<'a, Result<(), Fault>> {
+    fn apply<'a>(&'a mut self, tx: &'a mut WriteTx) -> BoxFuture<'a, Result<(), WriteError>> {
         Box::pin(async move {
-            self.done = Some(self.write.apply(tx).await?);
+            self.output = Some(self.write.apply(tx).await?);
             Ok(())
         })
     }
 
     fn answer(self: Box<Self>, outcome: Result<()>) {
-        let Pending { done, reply, .. } = *self;
+        let PendingWrite {
+            output: done, reply, ..
+        } = *self;
         let done = outcome.and_then(|()| done.ok_or_else(|| Error::internal("a write without a result")));
-        // Whoever asked may have gone; the write stands all the same.
+        // The caller may have stopped waiting; the write is committed all the same.
         let _ = reply.send(done);
     }
 }
 
-/// Writes something that changes nothing, to see whether writing works.
-pub(crate) struct Probe;
+/// Increments a counter nobody reads, to check whether writing works.
+pub(crate) struct WriteProbe;
 
-impl Write for Probe {
+impl StoreWrite for WriteProbe {
     type Out = ();
     const SURVIVES: Survives = Survives::PowerCut;
 
-    async fn apply(&self, tx: &mut Tx) -> Result<(), Fault> {
+    async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         sqlx::query(
             "INSERT INTO counters (name, value) VALUES ('probe', 1)
              ON CONFLICT (name) DO UPDATE SET value = counters.value + 1",

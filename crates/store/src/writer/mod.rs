@@ -1,10 +1,10 @@
-//! The one writer. A task owns the only connection that writes; it takes all that waits, commits it as
-//! one group, shows it to followers and answers.
+//! The writer task. It owns the only connection that writes; it takes every queued write, commits them as
+//! one group, publishes them to followers and answers the callers.
 //!
-//! - [`job`]: what a write is.
-//! - [`group`]: one group from begin to commit, and what happens when a part of it fails.
-//! - [`slot`]: one task of a group.
-//! - [`batch`]: many rows in few statements.
+//! - [`job`]: the kinds of write, and the transaction they run in.
+//! - [`group`]: one group from `BEGIN` to `COMMIT`, and what happens when a part of it fails.
+//! - [`slot`]: one write of a group, and its result.
+//! - [`batch`]: multi-row `INSERT` statements.
 
 pub(crate) mod batch;
 mod group;
@@ -18,83 +18,97 @@ use parking_lot::Mutex;
 use sqlx::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use job::Pending;
-pub(crate) use job::{Counter, EventJob, Probe, Survives, Task, Tx, Write};
+use job::PendingWrite;
+pub(crate) use job::{EventJob, SequenceCounter, StoreWrite, Survives, WriteProbe, WriteTx, WriterTask};
 
 use crate::{
-    log::{debugger::Queue, tail::Hub},
-    open::Opened,
-    store::Remembered,
+    log::{debugger::DebugQueue, tail::SessionTails},
+    open::OpenedDatabase,
+    store::StoreCaches,
 };
-use group::Writer;
+use group::DatabaseWriter;
 
-/// Writes that may wait; past it, asking waits.
-const WAITING: usize = 1024;
-/// Most writes in one group.
-const GROUP: usize = 512;
-/// Most debugger events in one group.
-const DEBUG_GROUP: usize = 1024;
+/// Maximum queued writes; beyond it, senders wait.
+const QUEUE_CAPACITY: usize = 1024;
+/// Maximum writes in one group.
+const MAX_GROUP: usize = 512;
+/// Maximum debugger events in one group.
+const MAX_DEBUG_GROUP: usize = 1024;
 
-/// How the rest of the crate reaches the writer.
+/// A handle to the writer task.
 #[derive(Clone)]
 pub(crate) struct WriterHandle {
-    tasks: mpsc::Sender<Task>,
+    tasks: mpsc::Sender<WriterTask>,
     ended: watch::Receiver<bool>,
-    fault: Arc<Mutex<Option<Error>>>,
+    last_error: Arc<Mutex<Option<Error>>>,
 }
 
 impl WriterHandle {
-    /// Starts the writer's task.
-    pub(crate) fn start(opened: Opened, remembered: Arc<Remembered>) -> (Self, Arc<Hub>, Arc<Queue>) {
-        let (tasks, waiting) = mpsc::channel(WAITING);
+    /// Starts the writer task. Also returns the live ends of the logs it publishes to.
+    pub(crate) fn start(
+        opened: OpenedDatabase,
+        caches: Arc<StoreCaches>,
+    ) -> (Self, Arc<SessionTails>, Arc<DebugQueue>) {
+        let (tasks, waiting) = mpsc::channel(QUEUE_CAPACITY);
         let (end, ended) = watch::channel(false);
-        let fault = Arc::new(Mutex::new(None));
-        let (hub, queue) = (Arc::new(Hub::default()), Arc::new(Queue::default()));
-        let Opened {
-            writer, again, lock, ..
-        } = opened;
-        let writer = Writer::new(
+        let last_error = Arc::new(Mutex::new(None));
+        let (tails, debug_queue) = (Arc::new(SessionTails::default()), Arc::new(DebugQueue::default()));
+        let OpenedDatabase {
             writer,
-            again,
-            hub.clone(),
-            queue.clone(),
-            remembered,
-            fault.clone(),
+            connect_options,
+            lock,
+            ..
+        } = opened;
+        let writer = DatabaseWriter::new(
+            writer,
+            connect_options,
+            tails.clone(),
+            debug_queue.clone(),
+            caches,
+            last_error.clone(),
         );
-        tokio::spawn(work(writer, waiting, lock, end));
-        (Self { tasks, ended, fault }, hub, queue)
+        tokio::spawn(run_writer(writer, waiting, lock, end));
+        (
+            Self {
+                tasks,
+                ended,
+                last_error,
+            },
+            tails,
+            debug_queue,
+        )
     }
 
-    /// Has something written and waits until it is durable.
-    pub(crate) async fn run<W: Write>(&self, write: W) -> Result<W::Out> {
+    /// Sends a write and waits until it is durable.
+    pub(crate) async fn run<W: StoreWrite>(&self, write: W) -> Result<W::Out> {
         let (reply, answer) = oneshot::channel();
-        let pending = Pending {
+        let pending = PendingWrite {
             write,
-            done: None,
+            output: None,
             reply,
         };
-        self.send(Task::Work(Box::new(pending))).await?;
+        self.send(WriterTask::Work(Box::new(pending))).await?;
         answer.await.map_err(|_| closed())?
     }
 
-    /// Hands something to the writer, waiting while too much waits already.
-    pub(crate) async fn send(&self, task: Task) -> Result<()> {
+    /// Queues a task for the writer; waits while the queue is full.
+    pub(crate) async fn send(&self, task: WriterTask) -> Result<()> {
         self.tasks.send(task).await.map_err(|_| closed())
     }
 
-    /// Ends the writer when all that waits is written.
+    /// Ends the writer after all queued writes; returns when the database is closed.
     pub(crate) async fn close(&self) {
-        let _ = self.tasks.send(Task::Close).await;
+        let _ = self.tasks.send(WriterTask::Close).await;
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 
-    /// The last commit's error, if it failed.
-    pub(crate) fn last_fault(&self) -> Option<Error> {
-        self.fault.lock().clone()
+    /// The error of the last commit, if it failed.
+    pub(crate) fn last_error(&self) -> Option<Error> {
+        self.last_error.lock().clone()
     }
 
-    /// Whether the writer still takes writes.
-    pub(crate) fn alive(&self) -> Result<()> {
+    /// An error if the writer has been closed.
+    pub(crate) fn check_open(&self) -> Result<()> {
         if self.tasks.is_closed() {
             Err(closed())
         } else {
@@ -107,55 +121,60 @@ fn closed() -> Error {
     Error::unavailable("the database is closed: the server is stopping")
 }
 
-/// The writer's task.
-async fn work(mut writer: Writer, mut waiting: mpsc::Receiver<Task>, lock: File, end: watch::Sender<bool>) {
-    let queue = writer.queue.clone();
+/// The writer task's main loop, until [`WriterTask::Close`] or the last handle is dropped.
+async fn run_writer(
+    mut writer: DatabaseWriter,
+    mut waiting: mpsc::Receiver<WriterTask>,
+    lock: File,
+    end: watch::Sender<bool>,
+) {
+    let debug_queue = writer.debug_queue.clone();
     let mut tasks = Vec::new();
     let mut open = true;
     while open {
-        if writer.purging && waiting.is_empty() && queue.is_empty() {
-            // Nobody waits, so nobody is kept waiting by this.
-            writer.purge_some().await;
+        if writer.purging && waiting.is_empty() && debug_queue.is_empty() {
+            // Only while no write is queued, so that purging delays none.
+            writer.purge_chunk().await;
             continue;
         }
         tokio::select! {
-            taken = waiting.recv_many(&mut tasks, GROUP) => open = taken > 0,
-            () = queue.due() => while tasks.len() < GROUP
+            taken = waiting.recv_many(&mut tasks, MAX_GROUP) => open = taken > 0,
+            () = debug_queue.wait_until_due() => while tasks.len() < MAX_GROUP
                 && let Ok(task) = waiting.try_recv() { tasks.push(task) },
         }
-        if tasks.iter().any(|task| matches!(task, Task::Close)) {
+        if tasks.iter().any(|task| matches!(task, WriterTask::Close)) {
             open = false;
             waiting.close();
             while let Some(task) = waiting.recv().await {
                 tasks.push(task);
             }
         }
-        // Debugger events that nobody waits for come in a group of their own time: they must not make every
-        // other commit larger.
-        let debug = match queue.is_due() {
-            true => queue.take(DEBUG_GROUP),
+        // Debugger events that nobody waits for are taken only when they are due, so that they do not make
+        // every other commit larger.
+        let debug = match debug_queue.is_due() {
+            true => debug_queue.take_batch(MAX_DEBUG_GROUP),
             false => Vec::new(),
         };
         let recorded = debug.len();
         writer.commit(tasks.drain(..), debug).await;
-        queue.done(recorded);
+        debug_queue.mark_written(recorded);
     }
-    queue.close();
-    while !queue.is_empty() {
-        let debug = queue.take(DEBUG_GROUP);
+    debug_queue.close();
+    while !debug_queue.is_empty() {
+        let debug = debug_queue.take_batch(MAX_DEBUG_GROUP);
         let recorded = debug.len();
         writer.commit(std::iter::empty(), debug).await;
-        queue.done(recorded);
+        debug_queue.mark_written(recorded);
     }
-    writer.hub.close();
-    queue.tail.close();
+    writer.tails.close();
+    debug_queue.tail.close();
     let _ = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)")
         .execute(&mut writer.tx.db)
         .await;
     if let Err(error) = writer.tx.db.close().await {
         tracing::warn!(%error, "the database did not close cleanly; nothing is lost");
     }
-    // Last: until here another process must not write.
+    // Last, because until here no other process may write.
     drop(lock);
     end.send_replace(true);
 }

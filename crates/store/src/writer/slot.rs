@@ -1,51 +1,52 @@
-//! A task in its group: applied, taken back if it is refused, answered in the end.
+//! One write of a group: applied, rolled back alone if it is refused, answered after the commit.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use oubliette_protocol::{Error, ProjectId, event::Event};
+use oubliette_protocol::{Error, ProjectId, event::SessionEvent};
 
-use super::job::{EventJob, Job, Survives, Tx};
-use crate::{fault::Fault, log::debugger::DebugJob};
+use super::job::{EventJob, Survives, WriteJob, WriteTx};
+use crate::{db_error::WriteError, log::debugger::DebugJob};
 
-/// A task in a group, and how it went.
-pub(super) enum Slot {
+/// One write of a group, and its result.
+pub(super) enum GroupSlot {
     Events {
         job: EventJob,
-        events: Vec<Arc<Event>>,
+        events: Vec<Arc<SessionEvent>>,
         refused: Option<Error>,
     },
     Work {
-        job: Box<dyn Job>,
+        job: Box<dyn WriteJob>,
         refused: Option<Error>,
     },
     Debug {
         job: Box<DebugJob>,
-        /// Where it was put.
-        place: Option<DebugPlace>,
+        /// Its index, once assigned.
+        position: Option<DebugLogPosition>,
     },
 }
 
-/// A place in the debugger's log.
-pub(super) struct DebugPlace {
+/// A debugger event's position in the log, and its session's project.
+pub(super) struct DebugLogPosition {
     pub(super) index: i64,
     pub(super) ts: Timestamp,
     pub(super) project: Option<ProjectId>,
 }
 
-/// Applies one job so that refusing it leaves no trace of it.
-pub(super) async fn guarded(
-    tx: &mut Tx,
+/// Applies one job in a savepoint, so that a refused job leaves no change behind. A job that is alone in its
+/// group needs no savepoint: its whole transaction is rolled back and begun anew.
+pub(super) async fn apply_in_savepoint(
+    tx: &mut WriteTx,
     alone: bool,
-    job: &mut Box<dyn Job>,
-) -> Result<Option<Error>, Fault> {
-    let gone = tx.gone.len();
+    job: &mut Box<dyn WriteJob>,
+) -> Result<Option<Error>, WriteError> {
+    let gone = tx.deleted_sessions.len();
     if !alone {
         sqlx::query("SAVEPOINT job").execute(&mut tx.db).await?;
     }
     let outcome = job.apply(tx).await;
-    if matches!(outcome, Err(Fault::Refused(_))) {
-        tx.gone.truncate(gone);
+    if matches!(outcome, Err(WriteError::Refused(_))) {
+        tx.deleted_sessions.truncate(gone);
     }
     match (outcome, alone) {
         (Ok(()), true) => Ok(None),
@@ -53,60 +54,62 @@ pub(super) async fn guarded(
             sqlx::query("RELEASE SAVEPOINT job").execute(&mut tx.db).await?;
             Ok(None)
         }
-        (Err(Fault::Refused(error)), true) => {
+        (Err(WriteError::Refused(error)), true) => {
             sqlx::query("ROLLBACK").execute(&mut tx.db).await?;
             sqlx::query("BEGIN IMMEDIATE").execute(&mut tx.db).await?;
             Ok(Some(error))
         }
-        (Err(Fault::Refused(error)), false) => {
+        (Err(WriteError::Refused(error)), false) => {
             sqlx::query("ROLLBACK TO SAVEPOINT job")
                 .execute(&mut tx.db)
                 .await?;
             sqlx::query("RELEASE SAVEPOINT job").execute(&mut tx.db).await?;
             Ok(Some(error))
         }
-        (Err(fault), _) => Err(fault),
+        (Err(error), _) => Err(error),
     }
 }
 
-pub(super) fn fail(slots: Vec<Slot>, error: &Error) {
+/// Answers every slot with an error.
+pub(super) fn fail_all(slots: Vec<GroupSlot>, error: &Error) {
     for slot in slots {
         slot.answer(Some(error));
     }
 }
 
-impl Slot {
+impl GroupSlot {
+    /// What the write must survive once answered.
     pub(super) fn survives(&self) -> Survives {
         match self {
-            Slot::Work { job, .. } => job.survives(),
-            Slot::Events { .. } | Slot::Debug { .. } => Survives::Crash,
+            GroupSlot::Work { job, .. } => job.survives(),
+            GroupSlot::Events { .. } | GroupSlot::Debug { .. } => Survives::Crash,
         }
     }
 
-    /// Tells whoever asked. They may have gone; what is written stands all the same.
+    /// Sends the result to the caller, who may have stopped waiting; the write is committed all the same.
     pub(super) fn answer(self, failed: Option<&Error>) {
         match self {
-            Slot::Work { job, refused } => {
+            GroupSlot::Work { job, refused } => {
                 job.answer(failed.cloned().or(refused).map_or(Ok(()), Err));
             }
-            Slot::Events { job, events, refused } => {
+            GroupSlot::Events { job, events, refused } => {
                 let failed = failed.cloned().or(refused);
                 match (job.reply, failed) {
                     (Some(reply), failed) => drop(reply.send(failed.map_or(Ok(events), Err))),
                     (None, Some(error)) => {
                         let (session, error) = (&job.session, error.for_log());
-                        tracing::warn!(%session, %error, "an event was not written");
+                        tracing::warn!(%session, %error, "writing an event failed; it is lost");
                     }
                     (None, None) => {}
                 }
             }
-            Slot::Debug { job, .. } => {
+            GroupSlot::Debug { job, .. } => {
                 let failed = failed.cloned();
                 match job.reply {
                     Some(reply) => drop(reply.send(failed.map_or(Ok(()), Err))),
                     None => {
                         if let Some(error) = failed {
-                            tracing::warn!(error = %error.for_log(), "a debugger event was not written");
+                            tracing::warn!(error = %error.for_log(), "writing a debugger event failed; it is lost");
                         }
                     }
                 }

@@ -1,20 +1,20 @@
-//! What the tests share: a store in a folder of its own, and rows to put into it.
+//! Shared by the tests: a store in a temporary directory, and rows to insert.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::path::PathBuf;
 
 use oubliette_protocol::{
     ProjectId, SessionId, WorkspaceId,
-    event::{Event, EventBody, Status},
+    event::{EventBody, SessionEvent, SessionStatus},
 };
 use oubliette_store::{ProjectRow, SessionRow, Store, WorkspaceRow, now};
 
-pub struct Fixture {
+pub struct StoreFixture {
     pub dir: tempfile::TempDir,
     pub store: Store,
 }
 
-impl Fixture {
+impl StoreFixture {
     pub async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("oubliette.db")).await.unwrap();
@@ -81,7 +81,7 @@ pub fn session(project: &ProjectRow) -> SessionRow {
         project_id: project.project_id.clone(),
         workspace_id: project.default_workspace.clone(),
         agent: "writer".parse().unwrap(),
-        status: Status::Starting,
+        status: SessionStatus::Starting,
         reason: None,
         parent_id: None,
         root_id: session_id,
@@ -100,7 +100,7 @@ pub fn delta(text: impl Into<String>) -> EventBody {
     EventBody::Delta { text: text.into() }
 }
 
-pub fn text_of(event: &Event) -> &str {
+pub fn text_of(event: &SessionEvent) -> &str {
     match &event.body {
         EventBody::Delta { text } => text,
         other => panic!("not a delta: {other:?}"),

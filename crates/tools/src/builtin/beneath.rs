@@ -1,8 +1,8 @@
-//! Files opened beneath a directory with the kernel's help.
+//! Opens files beneath a directory with `openat2`.
 //!
-//! Comparing strings cannot keep a path inside: between looking and opening, a directory can become a link.
-//! `openat2` with `RESOLVE_BENEATH` decides while it opens. An allowed directory is opened without following
-//! any link, since a link in its place would move the policy; what lies beneath it may be reached through
+//! Comparing strings cannot keep a path inside: between checking and opening, a directory can be replaced by a
+//! link. `openat2` with `RESOLVE_BENEATH` checks while it opens. An allowed directory is opened without following
+//! any link, since a link in its place would redirect the policy; what lies beneath it may be reached through
 //! links that stay beneath it.
 
 use std::{os::fd::OwnedFd, path::Path};
@@ -14,34 +14,34 @@ use rustix::{
     io::Errno,
 };
 
-use super::path::{Allowed, Parts};
+use super::path::{AllowedPaths, PathInWorkspace};
 
-/// What to do about symbolic links.
+/// Which symbolic links are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Links {
-    /// Follow those that stay beneath.
+pub(super) enum SymlinkPolicy {
+    /// Those that stay beneath the starting directory.
     Inside,
-    /// Follow none.
+    /// None.
     Never,
 }
 
-/// A directory handle.
+/// The flags that open a directory as an `O_PATH` handle.
 pub(super) const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The workspace, and what of it a policy opens.
-pub(super) struct Root {
+/// The opened workspace directory.
+pub(super) struct WorkspaceRoot {
     pub(super) dir: OwnedFd,
 }
 
-/// Where a file is: a name, which may have several parts, beneath a directory.
-pub(super) struct Spot<'a> {
+/// The place of a file: an open directory, and the path beneath it.
+pub(super) struct FileLocation<'a> {
     pub(super) base: OwnedFd,
     /// The parts beneath `base`.
     pub(super) rest: &'a [String],
-    pub(super) links: Links,
+    pub(super) links: SymlinkPolicy,
 }
 
-impl Root {
+impl WorkspaceRoot {
     pub(super) fn open(workspace: &Path) -> Result<Self> {
         let dir = fs::open(workspace, DIRECTORY, Mode::empty());
         dir.map(|dir| Self { dir }).map_err(|e| {
@@ -50,33 +50,34 @@ impl Root {
         })
     }
 
-    /// Runs `work` at every spot the policy gives for a path, until one does not lead out of it.
-    pub(super) fn within<T>(
+    /// Runs `work` with each allowed path that contains `asked` as its base, shortest first, until one succeeds or
+    /// fails for another reason than a link out of that base. `base_of` opens the base.
+    pub(super) fn try_allowed_paths<T>(
         &self,
-        allowed: &Allowed,
-        asked: &Parts,
+        allowed: &AllowedPaths,
+        asked: &PathInWorkspace,
         mut base_of: impl FnMut(&OwnedFd, &[String]) -> Result<OwnedFd, Errno>,
-        mut work: impl FnMut(Spot<'_>) -> Result<T, Fault>,
+        mut work: impl FnMut(FileLocation<'_>) -> Result<T, FileError>,
     ) -> Result<T> {
-        let mut last = Fault::Os(Errno::NOENT);
-        for above in allowed.above(asked)? {
-            // The allowed path itself is reached without links, so its last part belongs to the rest.
-            let (links, at) = match above.len() == asked.as_slice().len() {
-                true => (Links::Never, above.len().saturating_sub(1)),
-                false => (Links::Inside, above.len()),
+        let mut last = FileError::Os(Errno::NOENT);
+        for allowed_path in allowed.covering(asked)? {
+            // An allowed path may itself be the file: it is then opened without following links, from its parent.
+            let (links, at) = match allowed_path.len() == asked.as_slice().len() {
+                true => (SymlinkPolicy::Never, allowed_path.len().saturating_sub(1)),
+                false => (SymlinkPolicy::Inside, allowed_path.len()),
             };
             let (base, rest) = asked.as_slice().split_at(at);
             let tried = match base_of(&self.dir, base) {
-                Ok(base) => work(Spot { base, rest, links }),
-                Err(errno) => Err(Fault::Os(errno)),
+                Ok(base) => work(FileLocation { base, rest, links }),
+                Err(errno) => Err(FileError::Os(errno)),
             };
             match tried {
                 Ok(done) => return Ok(done),
-                Err(fault @ Fault::Os(Errno::XDEV | Errno::LOOP | Errno::NOTDIR)) => last = fault,
-                Err(fault) => return Err(fault.explain(asked)),
+                Err(fault @ FileError::Os(Errno::XDEV | Errno::LOOP | Errno::NOTDIR)) => last = fault,
+                Err(fault) => return Err(fault.into_error(asked)),
             }
         }
-        Err(last.explain(asked))
+        Err(last.into_error(asked))
     }
 }
 
@@ -86,13 +87,13 @@ pub(super) fn open(
     parts: &[String],
     flags: OFlags,
     mode: Mode,
-    links: Links,
+    links: SymlinkPolicy,
 ) -> Result<OwnedFd, Errno> {
     const TRIES: usize = 64;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let resolve = match links {
-        Links::Inside => resolve,
-        Links::Never => resolve | ResolveFlags::NO_SYMLINKS,
+        SymlinkPolicy::Inside => resolve,
+        SymlinkPolicy::Never => resolve | ResolveFlags::NO_SYMLINKS,
     };
     let path = if parts.is_empty() {
         ".".to_owned()
@@ -100,7 +101,7 @@ pub(super) fn open(
         parts.join("/")
     };
     for _ in 0..TRIES {
-        // EAGAIN: something was renamed while the kernel looked, and it would not promise.
+        // EAGAIN: something was renamed during the lookup, so the kernel could not guarantee `BENEATH`.
         match fs::openat2(&dir, path.as_str(), flags | OFlags::CLOEXEC, mode, resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             result => return result,
@@ -110,24 +111,24 @@ pub(super) fn open(
 }
 
 /// Opens an existing directory without following links.
-pub(super) fn existing(root: &OwnedFd, parts: &[String]) -> Result<OwnedFd, Errno> {
-    open(root, parts, DIRECTORY, Mode::empty(), Links::Never)
+pub(super) fn open_directory(root: &OwnedFd, parts: &[String]) -> Result<OwnedFd, Errno> {
+    open(root, parts, DIRECTORY, Mode::empty(), SymlinkPolicy::Never)
 }
 
-/// An open file, and the one name it was opened by.
-pub(super) struct Found {
+/// An open file, with the directory and name it was opened by.
+pub(super) struct OpenedFile {
     pub(super) file: OwnedFd,
     parent: OwnedFd,
     name: String,
 }
 
-impl Spot<'_> {
-    /// Opens a file. A link in its last part is followed by hand, so that the directory the file itself is in
-    /// is known.
-    pub(super) fn open(&self, flags: OFlags) -> Result<Found, Errno> {
-        const MOST_LINKS: usize = 8;
+impl FileLocation<'_> {
+    /// Opens a file. A link in its last part is resolved here and not by the kernel, so that the directory
+    /// which contains the file itself is known.
+    pub(super) fn open(&self, flags: OFlags) -> Result<OpenedFile, Errno> {
+        const MAX_LINKS: usize = 8;
         let mut path: Vec<String> = self.rest.to_vec();
-        for _ in 0..MOST_LINKS {
+        for _ in 0..MAX_LINKS {
             let name = path.pop().ok_or(Errno::ISDIR)?;
             let parent = open(&self.base, &path, DIRECTORY, Mode::empty(), self.links)?;
             match open(
@@ -135,16 +136,16 @@ impl Spot<'_> {
                 std::slice::from_ref(&name),
                 flags,
                 Mode::empty(),
-                Links::Never,
+                SymlinkPolicy::Never,
             ) {
-                Ok(file) => return Ok(Found { file, parent, name }),
-                Err(Errno::LOOP) if self.links == Links::Inside => {
+                Ok(file) => return Ok(OpenedFile { file, parent, name }),
+                Err(Errno::LOOP) if self.links == SymlinkPolicy::Inside => {
                     let target = fs::readlinkat(&parent, name.as_str(), Vec::new())?;
                     let target = target.into_string().map_err(|_| Errno::XDEV)?;
                     if target.starts_with('/') {
                         return Err(Errno::XDEV);
                     }
-                    // Whatever it holds, `..` too, is only ever opened beneath `base`.
+                    // Whatever the target contains, `..` included, is again opened beneath `base` only.
                     path.extend(target.split('/').map(str::to_owned));
                 }
                 Err(errno) => return Err(errno),
@@ -154,8 +155,8 @@ impl Spot<'_> {
     }
 }
 
-impl Found {
-    /// A file opened by its name in a directory.
+impl OpenedFile {
+    /// A file that was opened by its name in a directory.
     pub(super) fn new(file: OwnedFd, parent: OwnedFd, name: &str) -> Self {
         Self {
             file,
@@ -164,26 +165,27 @@ impl Found {
         }
     }
 
-    /// Makes sure that it is a plain file with no other name, which may be anywhere on the file system.
+    /// Checks that it is a regular file with only one name: another hard link may be anywhere on the file
+    /// system, outside the workspace too.
     ///
-    /// Counting names by the handle is not enough: the one it was opened by may be gone again. So that name
-    /// is looked up once more, between two looks at the handle. If the file's change time is in the past and
-    /// stays the same, no name came or went between the looks, and the one that was found is the only one.
-    /// A file that is written to all the time is looked at several times.
-    pub(super) fn only_name(&self) -> Result<Stat, Fault> {
-        const LOOKS: usize = 5;
-        let mut stat = settled(&self.file)?;
-        for _ in 0..LOOKS {
-            plain(&stat)?;
-            finish_changes(&self.parent)?;
+    /// The handle's link count is not enough: the name it was opened by may have been removed again. So that name
+    /// is looked up once more, between two `fstat` calls. If the file's change time is in the past and is the same
+    /// in both, no link was added or removed in between, and the name that was found is the only one. For a file
+    /// that is being written to, this is repeated several times.
+    pub(super) fn require_single_name(&self) -> Result<Stat, FileError> {
+        const ATTEMPTS: usize = 5;
+        let mut stat = stat_in_past_tick(&self.file)?;
+        for _ in 0..ATTEMPTS {
+            require_regular_file(&stat)?;
+            wait_for_directory_lock(&self.parent)?;
             let named = fs::statat(&self.parent, self.name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?;
-            plain(&named)?;
+            require_regular_file(&named)?;
             if (named.st_dev, named.st_ino) != (stat.st_dev, stat.st_ino) {
                 let why = "the file was replaced while it was being opened; try again";
-                return Err(Fault::Says(Error::conflict(why)));
+                return Err(FileError::Explained(Error::conflict(why)));
             }
-            let again = settled(&self.file)?;
-            plain(&again)?;
+            let again = stat_in_past_tick(&self.file)?;
+            require_regular_file(&again)?;
             if changed_at(&again) == changed_at(&stat) {
                 break;
             }
@@ -193,10 +195,10 @@ impl Found {
     }
 }
 
-/// Waits for whoever is changing a directory right now. The kernel counts a name out before it forgets it;
-/// in between, which is long when that thread has to wait for its turn, the name could still be found.
-/// Reading the directory takes the lock that is held all the while.
-fn finish_changes(dir: &OwnedFd) -> Result<(), Errno> {
+/// Waits for a change of the directory that is in progress. The kernel decrements a file's link count before it
+/// removes the name; in between, which is long if that thread is not scheduled, the name could still be found.
+/// Reading the directory takes the lock that is held during both.
+fn wait_for_directory_lock(dir: &OwnedFd) -> Result<(), Errno> {
     let readable = fs::openat(
         dir,
         ".",
@@ -204,16 +206,16 @@ fn finish_changes(dir: &OwnedFd) -> Result<(), Errno> {
         Mode::empty(),
     )?;
     let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
-    // What is in it, or that it does not fit, is of no interest.
+    // Neither the entries nor an error matter here.
     let _ = fs::RawDir::new(readable, &mut buffer).next();
     Ok(())
 }
 
-/// A file's state, its change time in the past: the clock that stamps changes goes in ticks, and within one
-/// tick two changes look like one.
-fn settled(file: &OwnedFd) -> Result<Stat, Errno> {
-    const MOST_TICKS: usize = 20;
-    for _ in 0..MOST_TICKS {
+/// Calls `fstat` until the file's change time is in the past: change times come from a clock that advances in
+/// ticks, and two changes within one tick have the same time.
+fn stat_in_past_tick(file: &OwnedFd) -> Result<Stat, Errno> {
+    const ATTEMPTS: usize = 20;
+    for _ in 0..ATTEMPTS {
         let stat = fs::fstat(file)?;
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         if changed_at(&stat) < (now.tv_sec, now.tv_nsec) {
@@ -221,7 +223,7 @@ fn settled(file: &OwnedFd) -> Result<Stat, Errno> {
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // The clock was set back, or belongs to another machine.
+    // The clock was set back, or the times come from another machine's.
     fs::fstat(file)
 }
 
@@ -234,52 +236,52 @@ fn changed_at(stat: &Stat) -> (i64, i64) {
     (stat.st_ctime as i64, stat.st_ctime_nsec as i64)
 }
 
-/// Refuses what is not a regular file with one name.
-pub(super) fn plain(stat: &Stat) -> Result<(), Fault> {
-    let refuse = |why: &str| Err(Fault::Says(Error::not_allowed(why)));
+/// Fails for everything but a regular file with one hard link.
+pub(super) fn require_regular_file(stat: &Stat) -> Result<(), FileError> {
+    let refuse = |why: &str| Err(FileError::Explained(Error::not_allowed(why)));
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile if stat.st_nlink > 1 => {
             refuse("the file has more than one name (hard links); it may be one from outside")
         }
         FileType::RegularFile => Ok(()),
-        FileType::Directory => Err(Fault::Os(Errno::ISDIR)),
+        FileType::Directory => Err(FileError::Os(Errno::ISDIR)),
         FileType::Symlink => refuse("it is a symbolic link; name the file itself"),
         _ => refuse("it is not a regular file"),
     }
 }
 
-/// Why a file could not be had.
+/// Why a file could not be opened, read or written.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum FileError {
     Os(Errno),
-    Says(Error),
+    Explained(Error),
 }
 
-impl From<Errno> for Fault {
+impl From<Errno> for FileError {
     fn from(errno: Errno) -> Self {
-        Fault::Os(errno)
+        FileError::Os(errno)
     }
 }
 
-impl From<std::io::Error> for Fault {
+impl From<std::io::Error> for FileError {
     fn from(error: std::io::Error) -> Self {
         match Errno::from_io_error(&error) {
-            Some(errno) => Fault::Os(errno),
-            None => Fault::Says(Error::internal(error)),
+            Some(errno) => FileError::Os(errno),
+            None => FileError::Explained(Error::internal(error)),
         }
     }
 }
 
-impl Fault {
-    /// The fault as whoever asked is told it. Host paths are not.
-    pub(super) fn explain(self, asked: &Parts) -> Error {
-        let path = quoted(&asked.inside());
+impl FileError {
+    /// The error for the requester. It names the path in the sandbox, never one on the host.
+    pub(super) fn into_error(self, asked: &PathInWorkspace) -> Error {
+        let path = quoted(&asked.sandbox_path());
         match self {
-            Fault::Says(error) => Error {
+            FileError::Explained(error) => Error {
                 message: format!("{path}: {}", error.message),
                 ..error
             },
-            Fault::Os(errno) => match errno {
+            FileError::Os(errno) => match errno {
                 Errno::NOENT => Error::not_found(format!("{path} does not exist")),
                 Errno::NOTDIR => Error::not_found(format!("{path}: a part of it is not a directory")),
                 Errno::EXIST => Error::conflict(format!("{path} exists already")),

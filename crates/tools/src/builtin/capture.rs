@@ -1,45 +1,45 @@
-//! What a command says, bounded: its beginning and its end are kept, the middle is counted.
+//! Bounded capture of a command's output: its beginning and end are kept, the bytes between are only counted.
 
 use std::collections::VecDeque;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Kept of the beginning, and as much of the end.
-pub(super) const HALF: usize = 64 * 1024;
-/// A command that says more than this is taken for a flood.
-pub(super) const FLOOD: u64 = 64 * 1024 * 1024;
+/// How many bytes are kept of the beginning, and as many of the end.
+pub(super) const KEPT_HALF_BYTES: usize = 64 * 1024;
+/// A command that writes more than this to one stream is killed.
+pub(super) const MAX_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 
-/// What one stream said.
+/// The captured output of one stream.
 #[derive(Debug, Default)]
-pub(super) struct Capture {
+pub(super) struct OutputCapture {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     total: u64,
 }
 
-impl Capture {
-    fn take(&mut self, mut bytes: &[u8]) {
+impl OutputCapture {
+    fn push(&mut self, mut bytes: &[u8]) {
         self.total += bytes.len() as u64;
-        let fits = (HALF - self.head.len()).min(bytes.len());
+        let fits = (KEPT_HALF_BYTES - self.head.len()).min(bytes.len());
         self.head.extend_from_slice(&bytes[..fits]);
         bytes = &bytes[fits..];
-        if bytes.len() > HALF {
-            bytes = &bytes[bytes.len() - HALF..];
+        if bytes.len() > KEPT_HALF_BYTES {
+            bytes = &bytes[bytes.len() - KEPT_HALF_BYTES..];
         }
-        let surplus = (self.tail.len() + bytes.len()).saturating_sub(HALF);
+        let surplus = (self.tail.len() + bytes.len()).saturating_sub(KEPT_HALF_BYTES);
         self.tail.drain(..surplus);
         self.tail.extend(bytes);
     }
 
-    /// How many bytes were left out.
-    pub(super) fn left_out(&self) -> u64 {
+    /// How many bytes were read but not kept.
+    pub(super) fn omitted_bytes(&self) -> u64 {
         self.total - (self.head.len() + self.tail.len()) as u64
     }
 
-    /// As text, with a mark where something is missing.
+    /// The kept output as text, with a mark where bytes are missing.
     pub(super) fn text(&self) -> String {
         let tail: Vec<u8> = self.tail.iter().copied().collect();
-        match self.left_out() {
+        match self.omitted_bytes() {
             0 => String::from_utf8_lossy(&[&self.head[..], &tail].concat()).into_owned(),
             n => format!(
                 "{}\n[… {n} bytes left out …]\n{}",
@@ -49,33 +49,33 @@ impl Capture {
         }
     }
 
-    /// The last `most` bytes, for an error message.
-    pub(super) fn end(&self, most: usize) -> String {
+    /// The last `most` bytes as text, for an error message.
+    pub(super) fn tail_text(&self, most: usize) -> String {
         let text = self.text();
         let start = (text.len().saturating_sub(most)..=text.len()).find(|&i| text.is_char_boundary(i));
         text[start.unwrap_or(text.len())..].trim_end().to_owned()
     }
 }
 
-/// Why reading ended.
+/// Why reading a stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// The stream did.
+pub(super) enum DrainEnd {
+    /// The stream ended.
     Stream,
-    /// It would not stop talking.
-    Flood,
+    /// More than [`MAX_OUTPUT_BYTES`] were read.
+    LimitExceeded,
 }
 
-/// Reads a stream to its end. What is read is in `capture` even if this is dropped on the way.
-pub(super) async fn drain(mut from: impl AsyncRead + Unpin, capture: &mut Capture) -> Ended {
+/// Reads a stream to its end. What was read is in `capture` even if the future is dropped.
+pub(super) async fn drain(mut from: impl AsyncRead + Unpin, capture: &mut OutputCapture) -> DrainEnd {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         match from.read(&mut buffer).await {
-            Ok(0) | Err(_) => return Ended::Stream,
-            Ok(n) => capture.take(&buffer[..n]),
+            Ok(0) | Err(_) => return DrainEnd::Stream,
+            Ok(n) => capture.push(&buffer[..n]),
         }
-        if capture.total > FLOOD {
-            return Ended::Flood;
+        if capture.total > MAX_OUTPUT_BYTES {
+            return DrainEnd::LimitExceeded;
         }
     }
 }
@@ -93,21 +93,21 @@ mod tests {
                 std::iter::repeat_with(|| { next = next.wrapping_mul(5).wrapping_add(3); next }).take(length).collect()
             };
             let pieces: Vec<Vec<u8>> = lengths.into_iter().map(&mut piece).collect();
-            let mut capture = Capture::default();
-            pieces.iter().for_each(|piece| capture.take(piece));
+            let mut capture = OutputCapture::default();
+            pieces.iter().for_each(|piece| capture.push(piece));
             let all = pieces.concat();
-            prop_assert_eq!(&capture.head[..], &all[..all.len().min(HALF)]);
+            prop_assert_eq!(&capture.head[..], &all[..all.len().min(KEPT_HALF_BYTES)]);
             let tail: Vec<u8> = capture.tail.iter().copied().collect();
-            prop_assert!(all.ends_with(&tail) && tail.len() <= HALF);
-            prop_assert_eq!(capture.left_out() == 0, all.len() <= 2 * HALF);
+            prop_assert!(all.ends_with(&tail) && tail.len() <= KEPT_HALF_BYTES);
+            prop_assert_eq!(capture.omitted_bytes() == 0, all.len() <= 2 * KEPT_HALF_BYTES);
         }
     }
 
     #[test]
     fn a_cut_is_marked() {
-        let mut capture = Capture::default();
-        capture.take(&vec![b'a'; 2 * HALF + 5]);
+        let mut capture = OutputCapture::default();
+        capture.push(&vec![b'a'; 2 * KEPT_HALF_BYTES + 5]);
         assert!(capture.text().contains("[… 5 bytes left out …]"));
-        assert_eq!(capture.end(3), "aaa");
+        assert_eq!(capture.tail_text(3), "aaa");
     }
 }

@@ -9,20 +9,20 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    beneath::{self, Root},
+    beneath::{self, WorkspaceRoot},
     object_schema,
-    path::{Allowed, Parts},
+    path::{AllowedPaths, PathInWorkspace},
 };
 
-/// What one call reads when it does not say.
+/// How many bytes one call reads by default.
 const DEFAULT_LIMIT: u64 = 256 * 1024;
-/// The most one call reads.
+/// How many bytes one call reads at most.
 const MAX_LIMIT: u64 = 1024 * 1024;
 
-/// What a call asks for.
+/// The arguments of a call.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct FsReadArguments {
     path: String,
     #[serde(default)]
     offset: Option<u64>,
@@ -37,27 +37,31 @@ pub(super) fn schema() -> Value {
             "offset": { "type": "integer", "minimum": 0, "description": "First byte to read; 0 when absent." },
             "limit": {
                 "type": "integer", "minimum": 0, "maximum": MAX_LIMIT,
-                "description": format!("Most bytes to read; {DEFAULT_LIMIT} when absent."),
+                "description": format!("How many bytes to read at most; {DEFAULT_LIMIT} when absent, never more than {MAX_LIMIT}."),
             },
         }),
         &["path"],
     )
 }
 
-pub(super) fn run(workspace: &Path, allowed: &Allowed, asked: Asked) -> Result<CallResult> {
-    let parts = Parts::read(&asked.path)?;
-    let offset = asked.offset.unwrap_or(0);
-    let limit = asked.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT);
-    let root = Root::open(workspace)?;
-    let (bytes, size) = root.within(allowed, &parts, beneath::existing, |spot| {
-        // Without O_NONBLOCK opening a FIFO would wait for its writer for ever.
+pub(super) fn run(
+    workspace: &Path,
+    allowed: &AllowedPaths,
+    arguments: FsReadArguments,
+) -> Result<CallResult> {
+    let parts = PathInWorkspace::parse(&arguments.path)?;
+    let offset = arguments.offset.unwrap_or(0);
+    let limit = arguments.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT);
+    let root = WorkspaceRoot::open(workspace)?;
+    let (bytes, size) = root.try_allowed_paths(allowed, &parts, beneath::open_directory, |location| {
+        // Without O_NONBLOCK opening a FIFO would block until there is a writer.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let found = spot.open(flags)?;
-        let stat = found.only_name()?;
+        let found = location.open(flags)?;
+        let stat = found.require_single_name()?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         Ok((read_range(&found.file.into(), offset, limit, size)?, size))
     })?;
-    Ok(show(&parts, bytes, offset, size))
+    Ok(build_result(&parts, bytes, offset, size))
 }
 
 fn read_range(file: &File, offset: u64, limit: u64, size: u64) -> std::io::Result<Vec<u8>> {
@@ -66,7 +70,7 @@ fn read_range(file: &File, offset: u64, limit: u64, size: u64) -> std::io::Resul
     let mut filled = 0;
     while filled < bytes.len() {
         match file.read_at(&mut bytes[filled..], offset + filled as u64) {
-            // It shrank while it was read.
+            // The file was truncated while it was read.
             Ok(0) => break,
             Ok(n) => filled += n,
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
@@ -77,7 +81,7 @@ fn read_range(file: &File, offset: u64, limit: u64, size: u64) -> std::io::Resul
     Ok(bytes)
 }
 
-fn show(parts: &Parts, mut bytes: Vec<u8>, offset: u64, size: u64) -> CallResult {
+fn build_result(parts: &PathInWorkspace, mut bytes: Vec<u8>, offset: u64, size: u64) -> CallResult {
     if offset + (bytes.len() as u64) < size {
         cut_to_whole_characters(&mut bytes);
     }
@@ -94,7 +98,7 @@ fn show(parts: &Parts, mut bytes: Vec<u8>, offset: u64, size: u64) -> CallResult
         result.content.push(json!({ "type": "text", "text": note }));
     }
     result.structured_content = Some(json!({
-        "path": parts.inside(), "size": size, "offset": offset, "length": length,
+        "path": parts.sandbox_path(), "size": size, "offset": offset, "length": length,
         "encoding": encoding, "content": content, "truncated": more,
         "next_offset": more.then_some(end),
     }));

@@ -1,4 +1,4 @@
-//! `fs_write`: a file written whole, or added to. Nobody ever sees half of a replaced file.
+//! `fs_write`: replaces, creates or appends to a file. Replacing is atomic: readers never see half a file.
 
 use std::{
     fs::File,
@@ -17,31 +17,31 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    beneath::{self, DIRECTORY, Fault, Found, Links, Root, Spot},
+    beneath::{self, DIRECTORY, FileError, FileLocation, OpenedFile, SymlinkPolicy, WorkspaceRoot},
     object_schema,
-    path::{Allowed, Parts},
-    room::Room,
-    sweep::unfinished,
+    path::{AllowedPaths, PathInWorkspace},
+    quota::WorkspaceQuota,
+    unfinished::unfinished_name,
 };
 
-/// The most one call writes.
+/// How many bytes one call writes at most.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// What a call asks for.
+/// The arguments of a call.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct FsWriteArguments {
     path: String,
     content: String,
     #[serde(default)]
-    encoding: Encoding,
+    encoding: ContentEncoding,
     #[serde(default)]
-    mode: How,
+    mode: WriteMode,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Encoding {
+enum ContentEncoding {
     #[default]
     Utf8,
     Base64,
@@ -49,7 +49,7 @@ enum Encoding {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum How {
+enum WriteMode {
     #[default]
     Replace,
     Append,
@@ -60,8 +60,11 @@ pub(super) fn schema() -> Value {
     object_schema(
         json!({
             "path": { "type": "string", "description": "Relative to /workspace, or absolute beneath it." },
-            "content": { "type": "string" },
-            "encoding": { "enum": ["utf8", "base64"], "description": "How content is written; utf8 when absent." },
+            "content": {
+                "type": "string",
+                "description": format!("What to write, encoded as encoding says; at most {MAX_BYTES} bytes when decoded."),
+            },
+            "encoding": { "enum": ["utf8", "base64"], "description": "utf8 (when absent): content is the text itself; base64: content is base64 of the bytes." },
             "mode": {
                 "enum": ["replace", "append", "create"],
                 "description": "replace (when absent): the whole file, atomically; append: at its end; create: only if it does not exist.",
@@ -71,15 +74,20 @@ pub(super) fn schema() -> Value {
     )
 }
 
-pub(super) fn run(workspace: &Path, allowed: &Allowed, room: &Room, asked: Asked) -> Result<CallResult> {
-    let parts = Parts::read(&asked.path)?;
+pub(super) fn run(
+    workspace: &Path,
+    allowed: &AllowedPaths,
+    quota: &WorkspaceQuota,
+    arguments: FsWriteArguments,
+) -> Result<CallResult> {
+    let parts = PathInWorkspace::parse(&arguments.path)?;
     if parts.as_slice().is_empty() {
         return Err(Error::invalid("path names the workspace itself, not a file"));
     }
-    let bytes = match asked.encoding {
-        Encoding::Utf8 => asked.content.into_bytes(),
-        Encoding::Base64 => BASE64
-            .decode(&asked.content)
+    let bytes = match arguments.encoding {
+        ContentEncoding::Utf8 => arguments.content.into_bytes(),
+        ContentEncoding::Base64 => BASE64
+            .decode(&arguments.content)
             .map_err(|e| Error::invalid(format!("content is not base64: {e}")))?,
     };
     if bytes.len() > MAX_BYTES {
@@ -88,18 +96,18 @@ pub(super) fn run(workspace: &Path, allowed: &Allowed, room: &Room, asked: Asked
             bytes.len()
         )));
     }
-    room.admit(workspace, bytes.len())?;
-    let root = Root::open(workspace)?;
+    quota.admit(workspace, bytes.len())?;
+    let root = WorkspaceRoot::open(workspace)?;
     let owner = fs::fstat(&root.dir).map_err(Error::internal)?;
-    let make = |dir: &OwnedFd, parts: &[String]| make_directories(dir, parts, Links::Never, &owner);
-    let created = root.within(allowed, &parts, make, |spot| {
-        write(spot, &bytes, asked.mode, &owner)
+    let make = |dir: &OwnedFd, parts: &[String]| make_directories(dir, parts, SymlinkPolicy::Never, &owner);
+    let created = root.try_allowed_paths(allowed, &parts, make, |location| {
+        write(location, &bytes, arguments.mode, &owner)
     })?;
-    let (path, length) = (parts.inside(), bytes.len());
-    let verb = match (asked.mode, created) {
+    let (path, length) = (parts.sandbox_path(), bytes.len());
+    let verb = match (arguments.mode, created) {
         (_, true) => "created",
-        (How::Append, false) => "appended to",
-        (How::Replace | How::Create, false) => "replaced",
+        (WriteMode::Append, false) => "appended to",
+        (WriteMode::Replace | WriteMode::Create, false) => "replaced",
     };
     Ok(CallResult {
         structured_content: Some(json!({ "path": path, "bytes": length, "created": created })),
@@ -107,75 +115,82 @@ pub(super) fn run(workspace: &Path, allowed: &Allowed, room: &Room, asked: Asked
     })
 }
 
-/// Writes at a spot; says whether the file is new.
-fn write(spot: Spot<'_>, bytes: &[u8], how: How, owner: &Stat) -> Result<bool, Fault> {
-    let Some((name, parents)) = spot.rest.split_last() else {
+/// Writes a file at a location; returns whether it is new.
+fn write(location: FileLocation<'_>, bytes: &[u8], mode: WriteMode, owner: &Stat) -> Result<bool, FileError> {
+    let Some((name, parents)) = location.rest.split_last() else {
         return Err(Errno::ISDIR.into());
     };
-    let parent = make_directories(&spot.base, parents, spot.links, owner)?;
-    let there = match fs::statat(&parent, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
+    let parent = make_directories(&location.base, parents, location.links, owner)?;
+    let existing = match fs::statat(&parent, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Some(stat),
         Err(Errno::NOENT) => None,
         Err(errno) => return Err(errno.into()),
     };
-    match (&there, how) {
-        (Some(_), How::Create) => return Err(Errno::EXIST.into()),
-        (Some(stat), _) => beneath::plain(stat)?,
+    match (&existing, mode) {
+        (Some(_), WriteMode::Create) => return Err(Errno::EXIST.into()),
+        (Some(stat), _) => beneath::require_regular_file(stat)?,
         (None, _) => {}
     }
-    match (there, how) {
-        (Some(_), How::Append) => append(&parent, name, bytes).map(|()| false),
-        (there, _) => {
-            // Another may have made the file since: only `replace` may put its own in that place.
-            let over = if how == How::Replace {
+    match (existing, mode) {
+        (Some(_), WriteMode::Append) => append(&parent, name, bytes).map(|()| false),
+        (existing, _) => {
+            // The file may have been created by another process since: only `replace` may replace it.
+            let rename_flags = if mode == WriteMode::Replace {
                 RenameFlags::empty()
             } else {
                 RenameFlags::NOREPLACE
             };
-            put(&parent, name, bytes, there.as_ref(), over, owner).map(|()| there.is_none())
+            write_and_rename(&parent, name, bytes, existing.as_ref(), rename_flags, owner)
+                .map(|()| existing.is_none())
         }
     }
 }
 
-fn append(parent: &OwnedFd, name: &str, bytes: &[u8]) -> Result<(), Fault> {
+fn append(parent: &OwnedFd, name: &str, bytes: &[u8]) -> Result<(), FileError> {
     let parts = [name.to_owned()];
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
-    let file = beneath::open(parent, &parts, flags, Mode::empty(), Links::Never)?;
-    let found = Found::new(file, parent.try_clone()?, name);
-    found.only_name()?;
+    let file = beneath::open(parent, &parts, flags, Mode::empty(), SymlinkPolicy::Never)?;
+    let found = OpenedFile::new(file, parent.try_clone()?, name);
+    found.require_single_name()?;
     let mut file = File::from(found.file);
     let before = file.seek(SeekFrom::End(0))?;
     let written = file.write_all(bytes).and_then(|()| file.sync_data());
     written.map_err(|error| {
-        // All or nothing: what was added before the disk was full goes again.
+        // All or nothing: a partial append, such as on a full disk, is truncated again.
         let _ = file.set_len(before);
         error.into()
     })
 }
 
-/// Writes a file beside its place, then moves it there.
-fn put(
+/// Writes a temporary file in the same directory, then renames it into place.
+fn write_and_rename(
     parent: &OwnedFd,
     name: &str,
     bytes: &[u8],
     replaced: Option<&Stat>,
-    over: RenameFlags,
+    rename_flags: RenameFlags,
     owner: &Stat,
-) -> Result<(), Fault> {
-    let beside = unfinished();
+) -> Result<(), FileError> {
+    let temporary = unfinished_name();
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = fs::openat(parent, beside.as_str(), flags, Mode::from_raw_mode(0o644))?;
-    let placed = fill(file, bytes, replaced, owner).and_then(|()| move_over(parent, &beside, name, over));
+    let file = fs::openat(parent, temporary.as_str(), flags, Mode::from_raw_mode(0o644))?;
+    let placed = write_contents(file, bytes, replaced, owner)
+        .and_then(|()| rename_into_place(parent, &temporary, name, rename_flags));
     if placed.is_err() {
-        let _ = fs::unlinkat(parent, beside.as_str(), AtFlags::empty());
+        let _ = fs::unlinkat(parent, temporary.as_str(), AtFlags::empty());
     }
     placed
 }
 
-fn fill(file: OwnedFd, bytes: &[u8], replaced: Option<&Stat>, owner: &Stat) -> Result<(), Fault> {
-    belong_to(&file, owner);
+fn write_contents(
+    file: OwnedFd,
+    bytes: &[u8],
+    replaced: Option<&Stat>,
+    owner: &Stat,
+) -> Result<(), FileError> {
+    chown_to(&file, owner);
     if let Some(stat) = replaced {
-        // A script stays executable; nothing becomes set-uid.
+        // A replaced script stays executable; set-uid and set-gid bits are dropped.
         fs::fchmod(&file, Mode::from_raw_mode(stat.st_mode & 0o777))?;
     }
     let mut file = File::from(file);
@@ -183,10 +198,15 @@ fn fill(file: OwnedFd, bytes: &[u8], replaced: Option<&Stat>, owner: &Stat) -> R
     Ok(file.sync_all()?)
 }
 
-fn move_over(parent: &OwnedFd, from: &str, to: &str, over: RenameFlags) -> Result<(), Fault> {
-    match fs::renameat_with(parent, from, parent, to, over) {
-        // Not every file system can rename without replacing; linking never replaces.
-        Err(Errno::INVAL | Errno::NOSYS) if over == RenameFlags::NOREPLACE => {
+fn rename_into_place(
+    parent: &OwnedFd,
+    from: &str,
+    to: &str,
+    rename_flags: RenameFlags,
+) -> Result<(), FileError> {
+    match fs::renameat_with(parent, from, parent, to, rename_flags) {
+        // Not every file system supports RENAME_NOREPLACE; link(2) never replaces either.
+        Err(Errno::INVAL | Errno::NOSYS) if rename_flags == RenameFlags::NOREPLACE => {
             fs::linkat(parent, from, parent, to, AtFlags::empty())?;
             Ok(fs::unlinkat(parent, from, AtFlags::empty())?)
         }
@@ -194,11 +214,16 @@ fn move_over(parent: &OwnedFd, from: &str, to: &str, over: RenameFlags) -> Resul
     }
 }
 
-/// Opens a directory beneath another, making what is missing.
-fn make_directories(base: &OwnedFd, parts: &[String], links: Links, owner: &Stat) -> Result<OwnedFd, Errno> {
-    let whole = beneath::open(base, parts, DIRECTORY, Mode::empty(), links);
-    if !matches!(whole, Err(Errno::NOENT)) {
-        return whole;
+/// Opens a directory beneath another, creating what is missing.
+fn make_directories(
+    base: &OwnedFd,
+    parts: &[String],
+    links: SymlinkPolicy,
+    owner: &Stat,
+) -> Result<OwnedFd, Errno> {
+    let existing = beneath::open(base, parts, DIRECTORY, Mode::empty(), links);
+    if !matches!(existing, Err(Errno::NOENT)) {
+        return existing;
     }
     let mut dir = base
         .try_clone()
@@ -212,9 +237,9 @@ fn make_directories(base: &OwnedFd, parts: &[String], links: Links, owner: &Stat
                     Err(errno) => return Err(errno),
                 }
                 let made = beneath::open(base, path, DIRECTORY, Mode::empty(), links)?;
-                // A handle made with O_PATH cannot be chowned; one that can be read can.
+                // fchown fails on an O_PATH handle, so the directory is opened again for reading.
                 if let Ok(dir) = fs::openat(&made, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
-                    belong_to(&dir, owner);
+                    chown_to(&dir, owner);
                 }
                 made
             }
@@ -224,9 +249,9 @@ fn make_directories(base: &OwnedFd, parts: &[String], links: Links, owner: &Stat
     Ok(dir)
 }
 
-/// What the server makes belongs to whoever owns the workspace: in the sandbox the agent is not the
-/// server's user when the server is root.
-fn belong_to(file: &OwnedFd, owner: &Stat) {
+/// Gives a new file the workspace's owner: when the server runs as root, the agent in the sandbox is another
+/// user and could not change the file otherwise.
+fn chown_to(file: &OwnedFd, owner: &Stat) {
     let Ok(mine) = fs::fstat(file) else { return };
     if (mine.st_uid, mine.st_gid) != (owner.st_uid, owner.st_gid) {
         let (uid, gid) = (

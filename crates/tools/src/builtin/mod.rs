@@ -1,74 +1,76 @@
-//! Oubliette's own file and shell tools, each bounded by its catalog entry's policy.
+//! The built-in file and shell tools, each limited by its catalog entry's policy.
 //!
-//! `path` reads what a call asked for; `beneath` opens it with the kernel's help, so that no link and no
-//! race leads out; `fs_read` and `fs_write` are the file tools, `room` bounds what is written and `sweep`
-//! removes what a killed server left half-written; `shell_exec` runs commands in the sandbox,
-//! `words` decides which ones, `capture` bounds what they say.
+//! `path` parses the path of a call; `beneath` opens it with `openat2`, so that no link and no race leads out of
+//! the workspace; `fs_read` and `fs_write` are the file tools, `quota` limits what is written and `unfinished`
+//! removes temporary files that a killed server left; `shell_exec` runs commands in the sandbox,
+//! `command_policy` decides which ones, `capture` bounds the output that is kept.
 
 mod beneath;
 mod capture;
+mod command_policy;
 mod fs_read;
 mod fs_write;
 mod path;
-mod room;
+mod quota;
 mod shell_exec;
-mod sweep;
-mod words;
+mod unfinished;
 
 use std::{path::PathBuf, sync::Arc};
 
 use oubliette_protocol::{
-    Error, Object, Result,
-    catalog::{Builtin as Definition, BuiltinPolicy},
+    Error, JsonObject, Result,
+    catalog::{BuiltinDefinition as Definition, BuiltinPolicy},
     tool::CallResult,
 };
-use oubliette_sandbox::{Limits, Sandbox};
+use oubliette_sandbox::{ResourceLimits, SandboxDriver};
 use serde_json::{Value, json};
 
 use crate::{CallContext, Permit, registry::ToolInfo};
 
-pub use self::sweep::sweep;
-use self::{path::Allowed, room::Room, words::Commands};
+pub use self::unfinished::remove_unfinished_writes;
+use self::{command_policy::CommandPolicy, path::AllowedPaths, quota::WorkspaceQuota};
 
-/// Where a built-in works.
-pub struct Place {
+/// What a built-in tool runs with: its workspace, sandbox and limits.
+pub struct BuiltinSetup {
     /// The session's workspace on the host.
     pub workspace: PathBuf,
-    /// Where commands run.
-    pub sandbox: Arc<dyn Sandbox>,
-    /// How much of the machine a command may use.
-    pub limits: Limits,
-    /// For logs.
+    /// The sandbox driver that runs commands.
+    pub sandbox: Arc<dyn SandboxDriver>,
+    /// The resource limits of a command; `workspace_mb` also limits `fs_write`.
+    pub limits: ResourceLimits,
+    /// The sandbox's label in logs.
     pub label: String,
 }
 
-/// One built-in of an agent.
-pub struct Builtin {
+/// One built-in tool of an agent.
+pub struct BuiltinTool {
     info: Arc<ToolInfo>,
-    place: Place,
-    kind: Kind,
+    setup: BuiltinSetup,
+    kind: BuiltinKind,
 }
 
-enum Kind {
-    Read(Arc<Allowed>),
-    Write(Arc<Allowed>, Arc<Room>),
-    Shell(Commands),
+enum BuiltinKind {
+    Read(Arc<AllowedPaths>),
+    Write(Arc<AllowedPaths>, Arc<WorkspaceQuota>),
+    Shell(CommandPolicy),
 }
 
-impl Builtin {
-    /// A built-in with its policy made ready.
-    pub fn new(definition: &Definition, place: Place) -> Self {
+impl BuiltinTool {
+    /// Creates a built-in with its policy compiled.
+    pub fn new(definition: &Definition, setup: BuiltinSetup) -> Self {
         let kind = match &definition.builtin_policy {
-            BuiltinPolicy::FsRead { allowed_paths } => Kind::Read(Allowed::new(allowed_paths).into()),
-            BuiltinPolicy::FsWrite { allowed_paths } => Kind::Write(
-                Allowed::new(allowed_paths).into(),
-                Room::new(place.limits.workspace_mb).into(),
+            BuiltinPolicy::FsRead { allowed_paths } => {
+                BuiltinKind::Read(AllowedPaths::new(allowed_paths).into())
+            }
+            BuiltinPolicy::FsWrite { allowed_paths } => BuiltinKind::Write(
+                AllowedPaths::new(allowed_paths).into(),
+                WorkspaceQuota::new(setup.limits.workspace_mb).into(),
             ),
-            policy @ BuiltinPolicy::ShellExec { .. } => Kind::Shell(Commands::new(policy)),
+            policy @ BuiltinPolicy::ShellExec { .. } => BuiltinKind::Shell(CommandPolicy::new(policy)),
         };
         Self {
-            info: info(definition),
-            place,
+            info: tool_info(definition),
+            setup,
             kind,
         }
     }
@@ -78,44 +80,50 @@ impl Builtin {
         self.info.clone()
     }
 
-    /// Calls it.
-    pub async fn call(&self, permit: Permit, arguments: Object, ctx: &CallContext) -> Result<CallResult> {
-        // The permit is spent: it was for this one call.
+    /// Calls the tool.
+    pub async fn call(&self, permit: Permit, arguments: JsonObject, ctx: &CallContext) -> Result<CallResult> {
+        // The permit is used up: it was for this one call.
         drop(permit);
-        let workspace = self.place.workspace.clone();
+        let workspace = self.setup.workspace.clone();
         match &self.kind {
-            Kind::Read(allowed) => {
-                let (allowed, asked) = (allowed.clone(), read(arguments)?);
-                blocking(move || fs_read::run(&workspace, &allowed, asked)).await
+            BuiltinKind::Read(allowed) => {
+                let (allowed, arguments) = (allowed.clone(), parse_arguments(arguments)?);
+                run_blocking(move || fs_read::run(&workspace, &allowed, arguments)).await
             }
-            Kind::Write(allowed, room) => {
-                let (allowed, room, asked) = (allowed.clone(), room.clone(), read(arguments)?);
-                blocking(move || fs_write::run(&workspace, &allowed, &room, asked)).await
+            BuiltinKind::Write(allowed, quota) => {
+                let (allowed, quota, arguments) =
+                    (allowed.clone(), quota.clone(), parse_arguments(arguments)?);
+                run_blocking(move || fs_write::run(&workspace, &allowed, &quota, arguments)).await
             }
-            Kind::Shell(commands) => shell_exec::run(&self.place, commands, read(arguments)?, ctx).await,
+            BuiltinKind::Shell(commands) => {
+                shell_exec::run(&self.setup, commands, parse_arguments(arguments)?, ctx).await
+            }
         }
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(arguments: Object) -> Result<T> {
-    oubliette_protocol::strict::arguments(Value::Object(arguments))
+fn parse_arguments<T: serde::de::DeserializeOwned>(arguments: JsonObject) -> Result<T> {
+    oubliette_protocol::strict::parse_arguments(Value::Object(arguments))
 }
 
-async fn blocking(work: impl FnOnce() -> Result<CallResult> + Send + 'static) -> Result<CallResult> {
+async fn run_blocking(work: impl FnOnce() -> Result<CallResult> + Send + 'static) -> Result<CallResult> {
     tokio::task::spawn_blocking(work).await.map_err(Error::internal)?
 }
 
-/// A built-in as it is registered: its description says what the policy opens.
-pub fn info(definition: &Definition) -> Arc<ToolInfo> {
+/// A built-in as it is registered: its description lists what the policy allows.
+pub fn tool_info(definition: &Definition) -> Arc<ToolInfo> {
     let (what, input_schema) = match &definition.builtin_policy {
         BuiltinPolicy::FsRead { allowed_paths } => (
-            format!("Reads a file of the workspace, beneath: {}.", list(allowed_paths)),
+            format!(
+                "Reads a file of the workspace, beneath: {}.",
+                join_limited(allowed_paths)
+            ),
             fs_read::schema(),
         ),
         BuiltinPolicy::FsWrite { allowed_paths } => (
             format!(
                 "Writes a file of the workspace, beneath: {}. Parents are made.",
-                list(allowed_paths)
+                join_limited(allowed_paths)
             ),
             fs_write::schema(),
         ),
@@ -132,7 +140,7 @@ pub fn info(definition: &Definition) -> Arc<ToolInfo> {
             };
             let what = format!(
                 "Runs a command in the sandbox; {how}. Commands: {}.",
-                list(allowed_commands)
+                join_limited(allowed_commands)
             );
             (what, shell_exec::schema(allowed_env))
         }
@@ -150,22 +158,22 @@ pub fn info(definition: &Definition) -> Arc<ToolInfo> {
     })
 }
 
-fn list(items: &[String]) -> String {
-    const MOST: usize = 40;
+fn join_limited(items: &[String]) -> String {
+    const MAX_SHOWN: usize = 40;
     let shown = items
         .iter()
-        .take(MOST)
+        .take(MAX_SHOWN)
         .map(String::as_str)
         .collect::<Vec<_>>()
         .join(", ");
     match items.len() {
         0 => "nothing".into(),
-        n if n > MOST => format!("{shown} and {} more", n - MOST),
+        n if n > MAX_SHOWN => format!("{shown} and {} more", n - MAX_SHOWN),
         _ => shown,
     }
 }
 
-/// A schema of type object that admits no other fields.
+/// A JSON schema of type object without additional properties.
 fn object_schema(properties: Value, required: &[&str]) -> Value {
     json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
 }

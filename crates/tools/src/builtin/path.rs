@@ -1,20 +1,20 @@
-//! A path as a call or a policy writes it: relative to the workspace, or absolute as seen in the sandbox.
+//! Paths in calls and policies: relative to the workspace, or absolute as seen in the sandbox.
 
 use oubliette_protocol::{Error, Result, id::quoted};
 use oubliette_sandbox::spec::WORKSPACE;
 
-const LONGEST: usize = 4_096;
+const MAX_PATH_BYTES: usize = 4_096;
 
-/// A path beneath the workspace, in its parts. It holds no `..`, no `.`, no empty part and no NUL. That is
-/// for clear words to whoever asks: what keeps a path inside is how it is opened.
+/// A path beneath the workspace, split into its parts. It contains no `..`, no `.`, no empty part and no NUL.
+/// Checking this gives clear errors; what keeps a path inside the workspace is how it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Parts(Vec<String>);
+pub(super) struct PathInWorkspace(Vec<String>);
 
-impl Parts {
-    /// Reads a path.
-    pub(super) fn read(path: &str) -> Result<Self> {
+impl PathInWorkspace {
+    /// Parses a path.
+    pub(super) fn parse(path: &str) -> Result<Self> {
         let refuse = |why: &str| Err(Error::invalid(format!("path {}: {why}", quoted(path))));
-        if path.is_empty() || path.len() > LONGEST {
+        if path.is_empty() || path.len() > MAX_PATH_BYTES {
             return refuse("must be 1 to 4096 bytes");
         }
         if path.contains('\0') {
@@ -48,40 +48,43 @@ impl Parts {
         &self.0
     }
 
-    /// As the sandbox sees it.
-    pub(super) fn inside(&self) -> String {
+    /// The absolute path as the sandbox sees it.
+    pub(super) fn sandbox_path(&self) -> String {
         self.0
             .iter()
             .fold(WORKSPACE.to_owned(), |path, part| path + "/" + part)
     }
 }
 
-/// The paths a policy opens.
+/// The paths a policy allows.
 #[derive(Debug)]
-pub(super) struct Allowed {
-    /// Widest first.
-    paths: Vec<Parts>,
+pub(super) struct AllowedPaths {
+    /// Shortest first.
+    paths: Vec<PathInWorkspace>,
 }
 
-impl Allowed {
-    /// Reads a policy. A path outside the workspace opens nothing.
+impl AllowedPaths {
+    /// Parses a policy's paths. One outside the workspace is ignored: it allows nothing.
     pub(super) fn new(paths: &[String]) -> Self {
-        let mut paths: Vec<Parts> = paths.iter().filter_map(|path| Parts::read(path).ok()).collect();
+        let mut paths: Vec<PathInWorkspace> = paths
+            .iter()
+            .filter_map(|path| PathInWorkspace::parse(path).ok())
+            .collect();
         paths.sort_by_key(|parts| parts.0.len());
         Self { paths }
     }
 
-    /// The allowed paths that a path is beneath, or is, by whole parts; widest first.
-    pub(super) fn above<'a>(&'a self, asked: &'a Parts) -> Result<Vec<&'a [String]>> {
+    /// The allowed paths that equal a path or contain it, compared by whole parts; shortest first.
+    pub(super) fn covering<'a>(&'a self, asked: &'a PathInWorkspace) -> Result<Vec<&'a [String]>> {
         let above = self
             .paths
             .iter()
             .filter(|allowed| asked.0.starts_with(&allowed.0));
-        let above: Vec<&[String]> = above.map(Parts::as_slice).collect();
+        let above: Vec<&[String]> = above.map(PathInWorkspace::as_slice).collect();
         match above.is_empty() {
             false => Ok(above),
             true => {
-                let why = format!("{} is not beneath a path the policy allows", asked.inside());
+                let why = format!("{} is not beneath a path the policy allows", asked.sandbox_path());
                 Err(Error::not_allowed(why))
             }
         }
@@ -103,7 +106,11 @@ mod tests {
             ("/workspace", "/workspace"),
             (".", "/workspace"),
         ] {
-            assert_eq!(Parts::read(path).unwrap().inside(), inside, "{path}");
+            assert_eq!(
+                PathInWorkspace::parse(path).unwrap().sandbox_path(),
+                inside,
+                "{path}"
+            );
         }
         for (path, code) in [
             ("", ErrorCode::InvalidArgument),
@@ -115,29 +122,33 @@ mod tests {
             ("..", ErrorCode::NotAllowed),
             ("/workspace/../etc", ErrorCode::NotAllowed),
         ] {
-            assert_eq!(Parts::read(path).unwrap_err().code, code, "{path}");
+            assert_eq!(PathInWorkspace::parse(path).unwrap_err().code, code, "{path}");
         }
-        assert!(Parts::read(&"a/".repeat(5_000)).is_err());
+        assert!(PathInWorkspace::parse(&"a/".repeat(5_000)).is_err());
     }
 
     #[test]
     fn an_allowed_path_is_a_prefix_by_whole_parts() {
-        let allowed = Allowed::new(&["notes/".into(), "/workspace/out/x".into(), "/etc".into()]);
-        let ask = |path: &str| allowed.above(&Parts::read(path).unwrap()).is_ok();
+        let allowed = AllowedPaths::new(&["notes/".into(), "/workspace/out/x".into(), "/etc".into()]);
+        let ask = |path: &str| allowed.covering(&PathInWorkspace::parse(path).unwrap()).is_ok();
         assert!(ask("notes/a") && ask("notes") && ask("/workspace/notes/a/b") && ask("out/x/y"));
         assert!(!ask("notesx/a") && !ask("out") && !ask("etc/passwd") && !ask("."));
         assert!(
-            Allowed::new(&[".".into()])
-                .above(&Parts::read("any/thing").unwrap())
+            AllowedPaths::new(&[".".into()])
+                .covering(&PathInWorkspace::parse("any/thing").unwrap())
                 .is_ok()
         );
-        assert!(Allowed::new(&[]).above(&Parts::read("a").unwrap()).is_err());
+        assert!(
+            AllowedPaths::new(&[])
+                .covering(&PathInWorkspace::parse("a").unwrap())
+                .is_err()
+        );
     }
 
     proptest! {
         #[test]
-        fn no_path_keeps_a_way_up(path in "[a./\\x00]{0,30}") {
-            if let Ok(parts) = Parts::read(&path) {
+        fn a_parsed_path_never_contains_dot_dot(path in "[a./\\x00]{0,30}") {
+            if let Ok(parts) = PathInWorkspace::parse(&path) {
                 prop_assert!(parts.as_slice().iter().all(|p| p != ".." && p != "." && !p.is_empty() && !p.contains('/')));
             }
         }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use oubliette_protocol::{Error, Result, id::quoted, tool::CallResult};
-use oubliette_sandbox::{Exit, Network, Running, SandboxError, Spec, spec::PATH};
+use oubliette_sandbox::{RunningSandbox, SandboxError, SandboxExit, SandboxNetwork, SandboxSpec, spec::PATH};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -11,23 +11,23 @@ use tokio::io::AsyncWriteExt;
 use crate::CallContext;
 
 use super::{
-    Place,
-    beneath::{self, Root},
-    capture::{Capture, Ended, FLOOD, drain},
+    BuiltinSetup,
+    beneath::{self, WorkspaceRoot},
+    capture::{DrainEnd, MAX_OUTPUT_BYTES, OutputCapture, drain},
+    command_policy::{CommandPolicy, MAX_BYTES, MAX_WORDS},
     object_schema,
-    path::{Allowed, Parts},
-    words::Commands,
+    path::{AllowedPaths, PathInWorkspace},
 };
 
 const MAX_STDIN: usize = 4 * 1024 * 1024;
 const MAX_ENV: usize = 128 * 1024;
-/// Of what a command said, in the error when it ran out of time.
-const LAST_WORDS: usize = 2_000;
+/// How many bytes of the output's end a timeout error quotes, of each stream.
+const TIMEOUT_TAIL_BYTES: usize = 2_000;
 
-/// What a call asks for.
+/// The arguments of a call.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct ShellExecArguments {
     argv: Vec<String>,
     #[serde(default)]
     cwd: Option<String>,
@@ -41,94 +41,101 @@ pub(super) fn schema(env: &[String]) -> Value {
     let mut properties = json!({
         "argv": {
             "type": "array", "items": { "type": "string" }, "minItems": 1,
-            "description": "The command and its arguments, one word each.",
+            "description": format!("The command and its arguments, one word each; at most {MAX_WORDS} words and {MAX_BYTES} bytes in all."),
         },
         "cwd": { "type": "string", "description": "Working directory beneath /workspace; /workspace when absent." },
-        "stdin": { "type": "string", "description": "What the command reads; nothing when absent." },
+        "stdin": {
+            "type": "string",
+            "description": format!("What the command reads on stdin, at most {MAX_STDIN} bytes; nothing when absent."),
+        },
     });
     if !env.is_empty() {
         let names: serde_json::Map<String, Value> = env
             .iter()
             .map(|name| (name.clone(), json!({ "type": "string" })))
             .collect();
-        properties["env"] = json!({ "type": "object", "properties": names, "additionalProperties": false });
+        properties["env"] = json!({
+            "type": "object", "properties": names, "additionalProperties": false,
+            "description": format!("Environment variables to set, at most {MAX_ENV} bytes each; none when absent."),
+        });
     }
     object_schema(properties, &["argv"])
 }
 
 pub(super) async fn run(
-    place: &Place,
-    commands: &Commands,
-    asked: Asked,
+    setup: &BuiltinSetup,
+    policy: &CommandPolicy,
+    arguments: ShellExecArguments,
     ctx: &CallContext,
 ) -> Result<CallResult> {
-    let argv = commands.admit(&asked.argv)?;
-    let env = environment(commands, asked.env)?;
-    let stdin = asked.stdin.unwrap_or_default().into_bytes();
+    let argv = policy.admit(&arguments.argv)?;
+    let env = environment(policy, arguments.env)?;
+    let stdin = arguments.stdin.unwrap_or_default().into_bytes();
     if stdin.len() > MAX_STDIN {
         return Err(Error::limit_exceeded(format!(
             "stdin is larger than {MAX_STDIN} bytes"
         )));
     }
-    let cwd = directory(place, asked.cwd.as_deref()).await?;
-    let mut spec = Spec::new(place.label.clone(), argv);
-    spec.workspace = Some(place.workspace.clone());
+    let cwd = working_directory(setup, arguments.cwd.as_deref()).await?;
+    let mut spec = SandboxSpec::new(setup.label.clone(), argv);
+    spec.workspace = Some(setup.workspace.clone());
     spec.env = env;
-    spec.network = Network::None;
-    spec.limits = place.limits.clone();
+    spec.network = SandboxNetwork::None;
+    spec.limits = setup.limits.clone();
     spec.cwd = cwd.into();
 
     let started = Instant::now();
-    let starting = tokio::time::timeout(commands.timeout, place.sandbox.spawn(spec));
+    let starting = tokio::time::timeout(policy.timeout, setup.sandbox.spawn(spec));
     let running = tokio::select! {
         biased;
         () = ctx.cancel.cancelled() => return Err(cancelled()),
-        started = starting => started.map_err(|_| timed_out(commands, ""))?.map_err(refused)?,
+        started = starting => started.map_err(|_| timed_out(policy, ""))?.map_err(spawn_error)?,
     };
-    let mut said = Said::default();
+    let mut output = ShellOutput::default();
     let handle = running.handle.clone();
     let ended = tokio::select! {
         biased;
-        () = ctx.cancel.cancelled() => Stop::Cancelled,
-        () = tokio::time::sleep(commands.timeout.saturating_sub(started.elapsed())) => Stop::Timeout,
-        stop = said.follow(running, stdin) => stop,
+        () = ctx.cancel.cancelled() => CommandEnd::Cancelled,
+        () = tokio::time::sleep(policy.timeout.saturating_sub(started.elapsed())) => CommandEnd::Timeout,
+        stop = output.run_to_end(running, stdin) => stop,
     };
     let exit = match ended {
-        Stop::Exited(exit) => exit,
-        // The whole tree dies before whoever asked is answered.
+        CommandEnd::Exited(exit) => exit,
+        // The whole process tree is dead before the call is answered.
         stop => {
             handle.kill();
             handle.wait().await;
             return Err(match stop {
-                Stop::Cancelled => cancelled(),
-                Stop::Flood => {
-                    Error::limit_exceeded(format!("the command said more than {FLOOD} bytes and was killed"))
-                }
-                Stop::Exited(_) | Stop::Timeout => timed_out(commands, &said.last_words()),
+                CommandEnd::Cancelled => cancelled(),
+                CommandEnd::OutputLimit => Error::limit_exceeded(format!(
+                    "the command wrote more than {MAX_OUTPUT_BYTES} bytes and was killed"
+                )),
+                CommandEnd::Exited(_) | CommandEnd::Timeout => timed_out(policy, &output.tail_text()),
             });
         }
     };
-    Ok(said.result(&exit, started))
+    Ok(output.result(&exit, started))
 }
 
-/// Why nothing more is read of a command.
-enum Stop {
-    Exited(Exit),
+/// How a command ended, or why it is to be killed.
+enum CommandEnd {
+    Exited(SandboxExit),
     Timeout,
-    Flood,
+    OutputLimit,
     Cancelled,
 }
 
+/// What a command has written so far.
 #[derive(Default)]
-struct Said {
-    stdout: Capture,
-    stderr: Capture,
+struct ShellOutput {
+    stdout: OutputCapture,
+    stderr: OutputCapture,
 }
 
-impl Said {
-    /// Feeds and reads a command until it has ended.
-    async fn follow(&mut self, running: Running, stdin: Vec<u8>) -> Stop {
-        let Running {
+impl ShellOutput {
+    /// Writes a command's stdin and captures its output until it has exited and both streams have ended.
+    async fn run_to_end(&mut self, running: RunningSandbox, stdin: Vec<u8>) -> CommandEnd {
+        let RunningSandbox {
             stdin: mut into,
             stdout,
             stderr,
@@ -136,44 +143,47 @@ impl Said {
             ..
         } = running;
         let feed = async move {
-            // A command that does not read its input is no fault of anybody's.
+            // A command may exit or close stdin without reading it: that is not an error.
             let _ = into.write_all(&stdin).await;
             let _ = into.shutdown().await;
             drop(into);
         };
         let exit = async {
             let exit = handle.wait().await;
-            // What it started and left behind would keep the pipes open: it goes with it.
+            // Processes that it left behind would keep the pipes open, so they are killed with it.
             handle.kill();
             exit
         };
         let (out, err) = (drain(stdout, &mut self.stdout), drain(stderr, &mut self.stderr));
-        let said = async {
+        let output = async {
             tokio::pin!(out, err);
             tokio::select! {
-                ended = &mut out => if ended == Ended::Flood { ended } else { err.await },
-                ended = &mut err => if ended == Ended::Flood { ended } else { out.await },
+                ended = &mut out => if ended == DrainEnd::LimitExceeded { ended } else { err.await },
+                ended = &mut err => if ended == DrainEnd::LimitExceeded { ended } else { out.await },
             }
         };
-        tokio::pin!(feed, exit, said);
+        tokio::pin!(feed, exit, output);
         let (mut fed, mut ended, mut over) = (false, None, false);
         loop {
             tokio::select! {
                 () = &mut feed, if !fed => fed = true,
                 done = &mut exit, if ended.is_none() => ended = Some(done),
-                how = &mut said, if !over => match how {
-                    Ended::Flood => return Stop::Flood,
-                    Ended::Stream => over = true,
+                how = &mut output, if !over => match how {
+                    DrainEnd::LimitExceeded => return CommandEnd::OutputLimit,
+                    DrainEnd::Stream => over = true,
                 },
             }
             if over && let Some(exit) = ended.take() {
-                return Stop::Exited(exit);
+                return CommandEnd::Exited(exit);
             }
         }
     }
 
-    fn last_words(&self) -> String {
-        let (out, err) = (self.stdout.end(LAST_WORDS), self.stderr.end(LAST_WORDS));
+    fn tail_text(&self) -> String {
+        let (out, err) = (
+            self.stdout.tail_text(TIMEOUT_TAIL_BYTES),
+            self.stderr.tail_text(TIMEOUT_TAIL_BYTES),
+        );
         [out, err]
             .into_iter()
             .filter(|text| !text.is_empty())
@@ -181,9 +191,9 @@ impl Said {
             .join("\n")
     }
 
-    fn result(&self, exit: &Exit, started: Instant) -> CallResult {
+    fn result(&self, exit: &SandboxExit, started: Instant) -> CallResult {
         let (stdout, stderr) = (self.stdout.text(), self.stderr.text());
-        let truncated = self.stdout.left_out() + self.stderr.left_out() > 0;
+        let truncated = self.stdout.omitted_bytes() + self.stderr.omitted_bytes() > 0;
         let how = match (exit.code, exit.signal) {
             (Some(0), _) => None,
             _ if exit.oom => Some("killed: it used more memory than its limit".to_owned()),
@@ -215,10 +225,11 @@ impl Said {
     }
 }
 
-fn environment(commands: &Commands, asked: BTreeMap<String, String>) -> Result<Vec<(String, String)>> {
-    let mut env = Vec::with_capacity(asked.len() + 1);
-    for (name, value) in asked {
-        if name == "PATH" || !commands.env.contains(&name) {
+/// The environment of a command: the variables of the call that the policy lets it set, and a fixed `PATH`.
+fn environment(policy: &CommandPolicy, requested: BTreeMap<String, String>) -> Result<Vec<(String, String)>> {
+    let mut env = Vec::with_capacity(requested.len() + 1);
+    for (name, value) in requested {
+        if name == "PATH" || !policy.env.contains(&name) {
             let why = format!(
                 "the policy does not let a call set {} in the environment",
                 quoted(&name)
@@ -236,21 +247,22 @@ fn environment(commands: &Commands, asked: BTreeMap<String, String>) -> Result<V
     Ok(env)
 }
 
-/// The working directory, if it is one beneath the workspace. That it stays one is for the sandbox.
-async fn directory(place: &Place, cwd: Option<&str>) -> Result<String> {
-    let parts = Parts::read(cwd.unwrap_or("."))?;
-    let (workspace, inside) = (place.workspace.clone(), parts.inside());
+/// Checks that the working directory exists beneath the workspace, and returns its path in the sandbox. If it is
+/// replaced by a link after this check, the sandbox still confines the command.
+async fn working_directory(setup: &BuiltinSetup, cwd: Option<&str>) -> Result<String> {
+    let parts = PathInWorkspace::parse(cwd.unwrap_or("."))?;
+    let (workspace, inside) = (setup.workspace.clone(), parts.sandbox_path());
     let look = move || {
-        let everything = Allowed::new(&[".".into()]);
-        let root = Root::open(&workspace)?;
-        root.within(&everything, &parts, beneath::existing, |spot| {
+        let everything = AllowedPaths::new(&[".".into()]);
+        let root = WorkspaceRoot::open(&workspace)?;
+        root.try_allowed_paths(&everything, &parts, beneath::open_directory, |location| {
             let flags = beneath::DIRECTORY;
             Ok(beneath::open(
-                &spot.base,
-                spot.rest,
+                &location.base,
+                location.rest,
                 flags,
                 rustix::fs::Mode::empty(),
-                spot.links,
+                location.links,
             )?)
         })
     };
@@ -260,7 +272,7 @@ async fn directory(place: &Place, cwd: Option<&str>) -> Result<String> {
     Ok(inside)
 }
 
-fn refused(error: SandboxError) -> Error {
+fn spawn_error(error: SandboxError) -> Error {
     match error {
         SandboxError::Program { .. } => Error::not_found(error.to_string()),
         SandboxError::Unavailable { .. } | SandboxError::Invalid(_) | SandboxError::Setup(_) => {
@@ -269,14 +281,14 @@ fn refused(error: SandboxError) -> Error {
     }
 }
 
-fn timed_out(commands: &Commands, said: &str) -> Error {
-    let after = commands.timeout.as_millis();
-    let said = if said.is_empty() {
+fn timed_out(policy: &CommandPolicy, output: &str) -> Error {
+    let after = policy.timeout.as_millis();
+    let output = if output.is_empty() {
         String::new()
     } else {
-        format!("; the last it said:\n{said}")
+        format!("; its last output:\n{output}")
     };
-    Error::timeout(format!("the command was killed after {after} ms{said}"))
+    Error::timeout(format!("the command was killed after {after} ms{output}"))
 }
 
 fn cancelled() -> Error {

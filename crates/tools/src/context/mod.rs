@@ -1,12 +1,12 @@
-//! One running agent's tools: its servers, started side by side, and the registry made of what they offer.
+//! One running agent's catalog tools: its servers, started concurrently, and the registry of what they offer.
 //!
-//! A context is built for one agent and never becomes another's: switching builds a new one and tears this
-//! one down. `server` is one entry of `use`; `apply` takes an edit of the agent or of its catalog into the
-//! running context; `sink` takes secrets out of what servers tell the debugger.
+//! A context is built for one agent and never reused for another: switching builds a new one and tears this
+//! one down. `running_entry` is one entry of `use`; `apply` applies an edit of the agent or of its catalog to
+//! the running context; `masking_sink` masks secrets in what servers report to the debugger.
 
 mod apply;
-mod server;
-mod sink;
+mod masking_sink;
+mod running_entry;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,182 +22,191 @@ use arc_swap::ArcSwap;
 use futures::future::join_all;
 use indexmap::IndexMap;
 use oubliette_protocol::{
-    CatalogId, Error, Object, Result, SessionId, Slug,
+    CatalogId, Error, JsonObject, Result, SessionId, Slug,
     agent::AgentDefinition,
     catalog::ToolDefinition,
     debug::DebugBody,
-    tool::{ServerRow, ToolRow},
+    tool::{ListedServer, ListedTool},
 };
-use oubliette_sandbox::{Limits, Sandbox};
+use oubliette_sandbox::{ResourceLimits, SandboxDriver};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use crate::{
     CallContext, CallThread, DebugSink, Environment, Permit, Secrets, Trust,
-    allow::Rules,
-    call::Given,
-    registry::{Entry, Offer, Registry},
-    upstream::Hold,
+    allow::ToolRules,
+    call::ToolAnswer,
+    registry::{OfferedTools, RegistryEntry, ToolRegistry},
+    upstream::StartHold,
 };
 
-use self::{server::Server, sink::MaskingSink};
+use self::{masking_sink::MaskingSink, running_entry::RunningEntry};
 
-/// What a context is built from.
+/// What an [`AgentContext`] is built from.
 #[derive(Clone)]
-pub struct BuildSpec {
+pub struct ContextSpec {
     /// The session it is for.
     pub session_id: SessionId,
-    /// The agent.
+    /// The agent's name.
     pub agent: Slug,
-    /// Its definition.
+    /// The agent's definition.
     pub definition: Arc<AgentDefinition>,
     /// The entries of `use`, in that order.
     pub catalog: Vec<Arc<ToolDefinition>>,
-    /// Every id of the catalog: a tool of one that is not in `use` is blocked, not unknown.
-    pub known: Arc<HashSet<CatalogId>>,
+    /// Every id of the catalog: a tool of an entry that is not in `use` is blocked, not unknown.
+    pub catalog_ids: Arc<HashSet<CatalogId>>,
     /// The session's workspace on the host.
     pub workspace: PathBuf,
-    /// Where servers and commands run.
-    pub sandbox: Arc<dyn Sandbox>,
-    /// Where servers with `isolation: "host"` run.
-    pub host: Arc<dyn Sandbox>,
-    /// What of the host is open.
+    /// The sandbox driver for servers and commands.
+    pub sandbox: Arc<dyn SandboxDriver>,
+    /// The driver for servers with `isolation: "host"`.
+    pub host: Arc<dyn SandboxDriver>,
+    /// The host resources that definitions may use.
     pub trust: Arc<Trust>,
-    /// How much of the machine one server may use.
-    pub limits: Limits,
-    /// The server's environment.
+    /// The resource limits of each server and command.
+    pub limits: ResourceLimits,
+    /// The environment of the Oubliette server, read for `${env:NAME}`.
     pub env: Arc<dyn Environment>,
     /// The session's debugger.
     pub debug: Arc<dyn DebugSink>,
     /// The egress proxy's socket on the host, for servers with `network: "proxy"`.
     pub proxy_socket: Option<PathBuf>,
-    /// Where its servers are listened to.
+    /// The thread that reads its servers' answers.
     pub thread: CallThread,
 }
 
-/// What the agent's definition and the catalog say of its tools.
-struct Governed {
+/// The agent's definition and catalog as last applied: what the context should run.
+struct AppliedDefinition {
     definition: Arc<AgentDefinition>,
-    rules: Arc<Rules>,
+    rules: Arc<ToolRules>,
     /// The entries of `use`, in that order.
     used: Vec<Arc<ToolDefinition>>,
-    known: Arc<HashSet<CatalogId>>,
+    catalog_ids: Arc<HashSet<CatalogId>>,
 }
 
-/// One running agent's tools.
-pub struct Context {
-    me: Weak<Context>,
-    spec: BuildSpec,
-    /// What the agent may have now; `spec` says what it had when it was built.
-    governed: ArcSwap<Governed>,
+/// One running agent's catalog tools.
+pub struct AgentContext {
+    weak_self: Weak<AgentContext>,
+    spec: ContextSpec,
+    /// The definition in force now; `spec` has the one the context was built with.
+    applied: ArcSwap<AppliedDefinition>,
     secrets: Arc<Secrets>,
-    servers: RwLock<IndexMap<CatalogId, Arc<Server>>>,
-    registry: ArcSwap<Registry>,
-    /// Held while the registry is made anew, so that an older view never replaces a newer one.
-    rebuilding: Mutex<()>,
-    /// Held while a server is replaced or all are stopped.
-    changing: tokio::sync::Mutex<()>,
+    servers: RwLock<IndexMap<CatalogId, Arc<RunningEntry>>>,
+    registry: ArcSwap<ToolRegistry>,
+    /// Held while the registry is rebuilt, so that an older view never replaces a newer one.
+    rebuild_lock: Mutex<()>,
+    /// Held while servers are replaced or all are stopped.
+    change_lock: tokio::sync::Mutex<()>,
     closed: AtomicBool,
     changes: watch::Sender<u64>,
 }
 
-impl Context {
-    /// Checks, starts and registers everything. A definition that asks for more of the host than it may
-    /// have refuses the whole agent before anything is started; a server that does not start is red, its
-    /// tools unavailable, and the rest go on.
-    pub async fn build(spec: BuildSpec) -> Result<Arc<Self>> {
+impl AgentContext {
+    /// Checks the definitions, starts the servers and registers their tools. A definition that asks for more of
+    /// the host than `trust` allows fails the build before anything is started; a server that does not start is
+    /// red, its tools are unavailable, and the others go on.
+    pub async fn build(spec: ContextSpec) -> Result<Arc<Self>> {
         let started = Instant::now();
         spec.trust.check_agent(&spec.definition)?;
-        let governed = Governed::new(&spec, spec.definition.clone(), &spec.catalog, spec.known.clone())?;
-        let used = governed.used.clone();
+        let applied = AppliedDefinition::new(
+            &spec,
+            spec.definition.clone(),
+            &spec.catalog,
+            spec.catalog_ids.clone(),
+        )?;
+        let used = applied.used.clone();
         let secrets = Arc::new(Secrets::new());
         let debug = Arc::new(MaskingSink::new(spec.debug.clone(), secrets.clone()));
-        let context = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
-            governed: ArcSwap::from_pointee(governed),
-            spec: BuildSpec { debug, ..spec },
+        let context = Arc::new_cyclic(|weak_self| Self {
+            weak_self: weak_self.clone(),
+            applied: ArcSwap::from_pointee(applied),
+            spec: ContextSpec { debug, ..spec },
             secrets,
             servers: RwLock::default(),
             registry: ArcSwap::default(),
-            rebuilding: Mutex::new(()),
-            changing: tokio::sync::Mutex::new(()),
+            rebuild_lock: Mutex::new(()),
+            change_lock: tokio::sync::Mutex::new(()),
             closed: AtomicBool::new(false),
             changes: watch::Sender::new(0),
         });
         context.record(DebugBody::BuildStarted {
             servers: used.iter().map(|tool| tool.id().to_string()).collect(),
         });
-        let servers: Vec<Arc<Server>> = used.iter().map(|tool| context.start(tool, None).0).collect();
+        let servers: Vec<Arc<RunningEntry>> = used.iter().map(|tool| context.start(tool, None).0).collect();
         *context.servers.write() = servers
             .iter()
             .map(|server| (server.id().clone(), server.clone()))
             .collect();
-        join_all(servers.iter().map(|server| server.settled())).await;
-        context.rebuild();
+        join_all(servers.iter().map(|server| server.wait_first_start())).await;
+        context.rebuild_registry();
         let tools = context.registry().listed().count();
         let took_ms = millis(started);
         context.record(DebugBody::BuildFinished { tools, took_ms });
         Ok(context)
     }
 
-    /// Starts one entry and follows its changes from the first one on.
-    fn start(&self, tool: &Arc<ToolDefinition>, before: Option<&Server>) -> (Arc<Server>, Option<Hold>) {
+    /// Starts one entry, and a task that rebuilds the registry at each of its changes.
+    fn start(
+        &self,
+        tool: &Arc<ToolDefinition>,
+        before: Option<&RunningEntry>,
+    ) -> (Arc<RunningEntry>, Option<StartHold>) {
         self.spec
             .trust
             .gather_secrets(tool, &*self.spec.env, &self.secrets);
-        Server::start(tool, &self.spec, self.me.clone(), before)
+        RunningEntry::start(tool, &self.spec, self.weak_self.clone(), before)
     }
 
-    /// The agent.
+    /// The agent's name.
     pub fn agent(&self) -> &Slug {
         &self.spec.agent
     }
 
-    /// Its definition, as it was last applied.
+    /// The agent's definition, as last applied.
     pub fn definition(&self) -> Arc<AgentDefinition> {
-        self.governed.load().definition.clone()
+        self.applied.load().definition.clone()
     }
 
-    /// Its catalog tools as they are now.
-    pub fn registry(&self) -> Arc<Registry> {
+    /// The agent's catalog tools as they are now.
+    pub fn registry(&self) -> Arc<ToolRegistry> {
         self.registry.load_full()
     }
 
-    /// What its servers read from the environment.
+    /// The values that its servers' definitions read from the environment.
     pub fn secrets(&self) -> &Secrets {
         &self.secrets
     }
 
-    /// Bumped whenever the agent's list changes.
+    /// A version number that grows whenever the agent's tool list or rules change.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
     /// Every catalog tool as `tool_list` shows it.
-    pub fn rows(&self) -> Vec<ToolRow> {
-        self.registry().entries().iter().map(Entry::row).collect()
+    pub fn rows(&self) -> Vec<ListedTool> {
+        self.registry().entries().iter().map(RegistryEntry::row).collect()
     }
 
     /// Every server as `tool_list` shows it.
-    pub fn servers(&self) -> Vec<ServerRow> {
-        let servers = self.all();
+    pub fn servers(&self) -> Vec<ListedServer> {
+        let servers = self.running_entries();
         let rows = servers.iter().map(|server| server.row());
-        rows.map(|row| ServerRow {
+        rows.map(|row| ListedServer {
             error: row.error.map(|e| self.secrets.mask_text(&e)),
             ..row
         })
         .collect()
     }
 
-    /// Calls a tool of one entry; the permit says that it may be.
+    /// Calls a tool of one entry, using up the permit.
     pub(crate) async fn dispatch(
         &self,
         permit: Permit,
         id: &CatalogId,
         tool: &str,
-        arguments: &Object,
+        arguments: &JsonObject,
         ctx: &CallContext,
-    ) -> Result<Given> {
+    ) -> Result<ToolAnswer> {
         let server = self.servers.read().get(id.as_str()).cloned();
         match server {
             Some(server) => server.call(permit, tool, arguments, ctx).await,
@@ -205,8 +214,8 @@ impl Context {
         }
     }
 
-    /// Stops a server and starts it again; returns when it is ready, or with the reason why it is not. A
-    /// teardown does not wait for it: stopping the server ends the wait.
+    /// Stops a server and starts it again; returns when it is ready, or the reason why it is not. A teardown
+    /// need not wait for this: stopping the server ends the wait.
     pub async fn restart_server(&self, id: &CatalogId) -> Result<()> {
         let server = self.servers.read().get(id.as_str()).cloned();
         let Some(server) = server else {
@@ -214,20 +223,21 @@ impl Context {
             return Err(Error::not_found(format!("agent {agent} runs no server {id}")));
         };
         let restarted = server.restart().await;
-        self.rebuild();
+        self.rebuild_registry();
         restarted
     }
 
-    /// Stops every server, whole process trees, and clears the registry. Nothing of this context can be
+    /// Stops every server with its whole process tree and clears the registry. No tool of this context can be
     /// called afterwards.
     pub async fn teardown(&self) {
-        let _one_at_a_time = self.changing.lock().await;
+        let _one_at_a_time = self.change_lock.lock().await;
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         let started = Instant::now();
         self.record(DebugBody::TeardownStarted {});
-        let servers: Vec<Arc<Server>> = self.servers.write().drain(..).map(|(_, server)| server).collect();
+        let servers: Vec<Arc<RunningEntry>> =
+            self.servers.write().drain(..).map(|(_, server)| server).collect();
         join_all(
             servers
                 .iter()
@@ -235,7 +245,7 @@ impl Context {
         )
         .await;
         let tools = {
-            let _one_at_a_time = self.rebuilding.lock();
+            let _one_at_a_time = self.rebuild_lock.lock();
             self.registry.swap(Arc::default()).entries().len()
         };
         self.record(DebugBody::RegistryCleared { tools });
@@ -245,39 +255,40 @@ impl Context {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// Makes the registry anew from what the servers offer now.
-    pub(crate) fn rebuild(&self) {
+    /// Rebuilds the registry from what the servers offer now, and records and announces what changed.
+    pub(crate) fn rebuild_registry(&self) {
         let (old, new) = {
-            let _one_at_a_time = self.rebuilding.lock();
+            let _one_at_a_time = self.rebuild_lock.lock();
             if self.closed.load(Ordering::Acquire) {
                 return;
             }
-            let governed = self.governed.load();
+            let applied = self.applied.load();
             let servers = self.servers.read();
-            let offers: Vec<_> = governed
+            let offers: Vec<_> = applied
                 .used
                 .iter()
                 .map(|tool| match servers.get(tool.id()) {
                     Some(server) => server.offer(&self.secrets),
-                    None => Offer::starting(tool.id()),
+                    None => OfferedTools::starting(tool.id()),
                 })
                 .collect();
-            let new = Arc::new(Registry::new(
-                &governed.definition.tools,
-                governed.rules.clone(),
+            let new = Arc::new(ToolRegistry::new(
+                &applied.definition.tools,
+                applied.rules.clone(),
                 &offers,
-                governed.known.clone(),
+                applied.catalog_ids.clone(),
             ));
             (self.registry.swap(new.clone()), new)
         };
-        let before: HashMap<&str, &Entry> = old
+        let before: HashMap<&str, &RegistryEntry> = old
             .entries()
             .iter()
             .map(|entry| (&*entry.canonical, entry))
             .collect();
         for entry in new.entries() {
-            let same =
-                |old: &&Entry| old.name == entry.name && old.verdict.allows() == entry.verdict.allows();
+            let same = |old: &&RegistryEntry| {
+                old.name == entry.name && old.verdict.allows() == entry.verdict.allows()
+            };
             if before.get(&*entry.canonical).is_some_and(same) {
                 continue;
             }
@@ -295,10 +306,10 @@ impl Context {
         }
     }
 
-    /// The servers that run, in `use` order.
-    fn all(&self) -> Vec<Arc<Server>> {
+    /// The running entries, in `use` order.
+    fn running_entries(&self) -> Vec<Arc<RunningEntry>> {
         let servers = self.servers.read();
-        let used = &self.governed.load().used;
+        let used = &self.applied.load().used;
         used.iter()
             .filter_map(|tool| servers.get(tool.id()).cloned())
             .collect()
@@ -309,14 +320,14 @@ impl Context {
     }
 }
 
-impl Governed {
-    /// Puts the catalog in the order `use` names it and refuses what asks for more of the host than it may
-    /// have.
+impl AppliedDefinition {
+    /// Sorts the catalog entries by `use`. Fails when one is missing or asks for more of the host than `trust`
+    /// allows.
     fn new(
-        spec: &BuildSpec,
+        spec: &ContextSpec,
         definition: Arc<AgentDefinition>,
         catalog: &[Arc<ToolDefinition>],
-        known: Arc<HashSet<CatalogId>>,
+        catalog_ids: Arc<HashSet<CatalogId>>,
     ) -> Result<Self> {
         let catalog: HashMap<&CatalogId, &Arc<ToolDefinition>> =
             catalog.iter().map(|tool| (tool.id(), tool)).collect();
@@ -330,18 +341,19 @@ impl Governed {
             used.push(Arc::clone(tool));
         }
         Ok(Self {
-            rules: Arc::new(Rules::new(&definition.tools)),
+            rules: Arc::new(ToolRules::new(&definition.tools)),
             definition,
             used,
-            known,
+            catalog_ids,
         })
     }
 }
 
-/// Whether the agent would see no difference.
-fn same_list(a: &Registry, b: &Registry) -> bool {
-    let same =
-        |(a, b): (&Entry, &Entry)| a.name == b.name && (Arc::ptr_eq(&a.info, &b.info) || a.info == b.info);
+/// Whether the agent's tool list is the same with both registries.
+fn same_list(a: &ToolRegistry, b: &ToolRegistry) -> bool {
+    let same = |(a, b): (&RegistryEntry, &RegistryEntry)| {
+        a.name == b.name && (Arc::ptr_eq(&a.info, &b.info) || a.info == b.info)
+    };
     a.listed().count() == b.listed().count() && a.listed().zip(b.listed()).all(same)
 }
 

@@ -1,54 +1,54 @@
-//! Name → rules → [`Permit`]. The one place that makes permits.
+//! Resolves a name, checks the agent's rules and makes the [`Permit`]. Permits are made nowhere else.
 
 use std::sync::Arc;
 
 use oubliette_protocol::{
     CatalogId, Error,
-    caller::{Declaration, LentTool, full_name},
+    caller::{CallerDeclaration, LentTool, full_name},
     id::quoted,
     relay::method,
-    tool::Source,
+    tool::ToolSource,
 };
 
 use crate::{
-    Context, Origin, Permit, Wanted,
-    allow::Verdict,
+    AgentContext, CallOrigin, Permit, Wanted,
+    allow::RuleVerdict,
     name,
-    registry::{Found, Registry},
+    registry::{NameResolution, ToolRegistry},
 };
 
-use super::Plane;
+use super::ToolPlane;
 
-/// Leave to call, and what is to be called.
-pub(super) struct Pass {
+/// A call that passed the gate: its permit and what to dispatch it to.
+pub(super) struct AdmittedCall {
     pub(super) permit: Permit,
     pub(super) target: Target,
     pub(super) server: Option<String>,
 }
 
-/// What is to be called.
+/// What an admitted call is dispatched to.
 pub(super) enum Target {
     Catalog {
         id: CatalogId,
         tool: Arc<str>,
     },
-    /// Allowed, but out of reach for now.
+    /// Allowed, but unavailable for this reason.
     Down(String),
     Caller {
-        lender: Arc<Declaration>,
+        lender: Arc<CallerDeclaration>,
         tool: LentTool,
     },
     Own(String),
     Base(String),
 }
 
-/// A call that was stopped.
-pub(super) struct Refused {
+/// A call that the gate blocked.
+pub(super) struct BlockedCall {
     pub(super) error: Error,
     pub(super) canonical: Option<String>,
 }
 
-impl Refused {
+impl BlockedCall {
     fn new(error: Error, canonical: Option<&str>) -> Self {
         Self {
             error,
@@ -57,16 +57,21 @@ impl Refused {
     }
 }
 
-/// Which source a name given without one belongs to.
+/// The source that a name without a stated source belongs to.
 enum Kind {
     Base,
     Own,
-    Caller(Arc<Declaration>, LentTool),
+    Caller(Arc<CallerDeclaration>, LentTool),
     Catalog,
 }
 
-impl Plane {
-    pub(super) fn admit(&self, context: &Context, wanted: &Wanted, origin: &Origin) -> Result<Pass, Refused> {
+impl ToolPlane {
+    pub(super) fn admit(
+        &self,
+        context: &AgentContext,
+        wanted: &Wanted,
+        origin: &CallOrigin,
+    ) -> Result<AdmittedCall, BlockedCall> {
         let registry = context.registry();
         let gate = Gate {
             plane: self,
@@ -75,22 +80,22 @@ impl Plane {
         };
         match wanted {
             Wanted::Any(called) => match self.kind(called) {
-                Kind::Base => gate.base(called),
-                Kind::Own => gate.own(called.strip_prefix(name::OWN_PREFIX).unwrap_or(called)),
-                Kind::Caller(lender, tool) => gate.caller(lender, tool, origin),
-                Kind::Catalog => gate.catalog(called),
+                Kind::Base => gate.admit_base(called),
+                Kind::Own => gate.admit_own(called.strip_prefix(name::OWN_PREFIX).unwrap_or(called)),
+                Kind::Caller(lender, tool) => gate.admit_caller(lender, tool, origin),
+                Kind::Catalog => gate.admit_catalog(called),
             },
-            Wanted::Catalog(called) => gate.catalog(called),
+            Wanted::Catalog(called) => gate.admit_catalog(called),
             Wanted::Caller { tool, caller_id } => {
-                let (lender, tool) = gate.lender(tool, caller_id.as_ref())?;
-                gate.caller(lender, tool, origin)
+                let (lender, tool) = gate.find_lender(tool, caller_id.as_ref())?;
+                gate.admit_caller(lender, tool, origin)
             }
-            Wanted::Own(tool) => gate.own(tool),
-            Wanted::Base(tool) => gate.base(tool),
+            Wanted::Own(tool) => gate.admit_own(tool),
+            Wanted::Base(tool) => gate.admit_base(tool),
         }
     }
 
-    /// What an agent wants that calls a tool by this name.
+    /// The tool that a name refers to when an agent calls it, with its source decided.
     pub fn wanted(&self, called: &str) -> Wanted {
         match self.kind(called) {
             Kind::Base => Wanted::Base(called.into()),
@@ -104,13 +109,13 @@ impl Plane {
     }
 
     fn kind(&self, called: &str) -> Kind {
-        if method::BASE.contains(&called) {
+        if method::BASE_TOOLS.contains(&called) {
             return Kind::Base;
         }
         if called.starts_with(name::OWN_PREFIX) {
             return Kind::Own;
         }
-        let lent = name::owner(called).and_then(|(caller, tool)| {
+        let lent = name::split_owner(called).and_then(|(caller, tool)| {
             let all = self.parts.callers.declarations();
             let lender = all
                 .into_iter()
@@ -126,17 +131,18 @@ impl Plane {
 }
 
 struct Gate<'a> {
-    plane: &'a Plane,
-    context: &'a Context,
-    registry: &'a Registry,
+    plane: &'a ToolPlane,
+    context: &'a AgentContext,
+    registry: &'a ToolRegistry,
 }
 
 impl Gate<'_> {
-    fn catalog(&self, called: &str) -> Result<Pass, Refused> {
+    fn admit_catalog(&self, called: &str) -> Result<AdmittedCall, BlockedCall> {
         match self.registry.resolve(called) {
-            Found::Tool(entry) => {
-                self.obey(called, &entry.verdict, Some(&entry.canonical))?;
-                // A server that is down is asked all the same: it may be on its way back, and knows why not.
+            NameResolution::Tool(entry) => {
+                self.require_allowed(called, &entry.verdict, Some(&entry.canonical))?;
+                // A call to a server that is down is dispatched all the same: it may be restarting, and the call
+                // waits for it or fails with the server's own reason.
                 let target = match &entry.fault {
                     None => Target::Catalog {
                         id: entry.id.clone(),
@@ -144,45 +150,50 @@ impl Gate<'_> {
                     },
                     Some(why) => Target::Down(format!("{} is unavailable: {why}", entry.canonical)),
                 };
-                let permit = Permit::grant(entry.canonical.clone(), Source::Catalog);
-                Ok(Pass {
+                let permit = Permit::grant(entry.canonical.clone(), ToolSource::Catalog);
+                Ok(AdmittedCall {
                     permit,
                     target,
                     server: Some(entry.id.to_string()),
                 })
             }
-            Found::Missing { id, verdict, down } => {
-                self.obey(called, &verdict, None)?;
+            NameResolution::Missing {
+                id,
+                verdict,
+                down_reason: down,
+            } => {
+                self.require_allowed(called, &verdict, None)?;
                 let Some(why) = down else {
-                    return Err(self.unknown(called, &format!("{id} has no such tool")));
+                    return Err(self.unknown_tool(called, &format!("{id} has no such tool")));
                 };
                 let target = Target::Down(format!("{id} is unavailable: {why}"));
-                let permit = Permit::grant(called.into(), Source::Catalog);
-                Ok(Pass {
+                let permit = Permit::grant(called.into(), ToolSource::Catalog);
+                Ok(AdmittedCall {
                     permit,
                     target,
                     server: Some(id.to_string()),
                 })
             }
-            Found::NotUsed { id } => {
+            NameResolution::NotUsed { id } => {
                 let why = format!("tools.use does not name {}", quoted(id));
                 let canonical = called.starts_with('@').then_some(called);
-                Err(Refused::new(self.not_allowed(called, &why), canonical))
+                Err(BlockedCall::new(self.not_allowed(called, &why), canonical))
             }
-            Found::Unknown => {
-                // A denied base tool or lent one is not in the agent's list, so it is asked for here.
-                self.undenied(called)?;
-                Err(self.unknown(called, "it has no such tool"))
+            NameResolution::Unknown => {
+                // A denied base or lent tool is not in the agent's list, so a client may ask for it as a catalog
+                // tool: the answer is then that it is denied, not that it does not exist.
+                self.require_not_denied(called)?;
+                Err(self.unknown_tool(called, "it has no such tool"))
             }
         }
     }
 
-    /// A lent tool by its bare name.
-    fn lender(
+    /// Finds the one caller that lends a tool of this unprefixed name.
+    fn find_lender(
         &self,
         tool: &str,
         caller_id: Option<&oubliette_protocol::CallerId>,
-    ) -> Result<(Arc<Declaration>, LentTool), Refused> {
+    ) -> Result<(Arc<CallerDeclaration>, LentTool), BlockedCall> {
         let all = self.plane.parts.callers.declarations();
         let mut lent = all
             .into_iter()
@@ -198,7 +209,7 @@ impl Gate<'_> {
                     format!("{id} does not lend it")
                 });
                 let error = Error::not_found(format!("there is no caller tool {}: {whose}", quoted(tool)));
-                Err(Refused::new(error, None))
+                Err(BlockedCall::new(error, None))
             }
             (Some((first, _)), Some((second, _))) => {
                 let error = Error::invalid(format!(
@@ -207,75 +218,88 @@ impl Gate<'_> {
                     first.caller_id,
                     second.caller_id
                 ));
-                Err(Refused::new(error, None))
+                Err(BlockedCall::new(error, None))
             }
         }
     }
 
-    fn caller(&self, lender: Arc<Declaration>, tool: LentTool, origin: &Origin) -> Result<Pass, Refused> {
+    fn admit_caller(
+        &self,
+        lender: Arc<CallerDeclaration>,
+        tool: LentTool,
+        origin: &CallOrigin,
+    ) -> Result<AdmittedCall, BlockedCall> {
         let full = full_name(&lender.caller_id, &tool.name);
-        self.undenied(&full)?;
+        self.require_not_denied(&full)?;
         let may = self.plane.parts.callers.may_call(&lender.caller_id, origin);
-        may.map_err(|error| Refused::new(error, Some(&full)))?;
+        may.map_err(|error| BlockedCall::new(error, Some(&full)))?;
         let server = Some(lender.caller_id.to_string());
-        let permit = Permit::grant(full.into(), Source::Caller);
-        Ok(Pass {
+        let permit = Permit::grant(full.into(), ToolSource::Caller);
+        Ok(AdmittedCall {
             permit,
             target: Target::Caller { lender, tool },
             server,
         })
     }
 
-    fn own(&self, tool: &str) -> Result<Pass, Refused> {
-        if tool.len() > name::MAX_TOOL {
-            return Err(self.unknown(tool, "it has no such tool"));
+    fn admit_own(&self, tool: &str) -> Result<AdmittedCall, BlockedCall> {
+        if tool.len() > name::MAX_TOOL_NAME {
+            return Err(self.unknown_tool(tool, "it has no such tool"));
         }
         let full = format!("{}{tool}", name::OWN_PREFIX);
-        self.undenied(&full)?;
-        let permit = Permit::grant(full.into(), Source::Oubliette);
-        Ok(Pass {
+        self.require_not_denied(&full)?;
+        let permit = Permit::grant(full.into(), ToolSource::Oubliette);
+        Ok(AdmittedCall {
             permit,
             target: Target::Own(tool.to_owned()),
             server: None,
         })
     }
 
-    fn base(&self, tool: &str) -> Result<Pass, Refused> {
-        if !method::BASE.contains(&tool) {
-            return Err(self.unknown(tool, "it has no such base tool"));
+    fn admit_base(&self, tool: &str) -> Result<AdmittedCall, BlockedCall> {
+        if !method::BASE_TOOLS.contains(&tool) {
+            return Err(self.unknown_tool(tool, "it has no such base tool"));
         }
-        self.undenied(tool)?;
-        let permit = Permit::grant(tool.into(), Source::Base);
-        Ok(Pass {
+        self.require_not_denied(tool)?;
+        let permit = Permit::grant(tool.into(), ToolSource::Base);
+        Ok(AdmittedCall {
             permit,
             target: Target::Base(tool.to_owned()),
             server: None,
         })
     }
 
-    fn obey(&self, called: &str, verdict: &Verdict, canonical: Option<&str>) -> Result<(), Refused> {
+    fn require_allowed(
+        &self,
+        called: &str,
+        verdict: &RuleVerdict,
+        canonical: Option<&str>,
+    ) -> Result<(), BlockedCall> {
         match verdict.allows() {
             true => Ok(()),
-            false => Err(Refused::new(
+            false => Err(BlockedCall::new(
                 self.not_allowed(called, &verdict.reason()),
                 canonical,
             )),
         }
     }
 
-    fn undenied(&self, full: &str) -> Result<(), Refused> {
-        match self.registry.rules().denies(full) {
+    fn require_not_denied(&self, full: &str) -> Result<(), BlockedCall> {
+        match self.registry.rules().denied_by(full) {
             None => Ok(()),
-            Some(pattern) => self.obey(full, &Verdict::Denied(pattern.to_owned()), Some(full)),
+            Some(pattern) => self.require_allowed(full, &RuleVerdict::Denied(pattern.to_owned()), Some(full)),
         }
     }
 
     fn not_allowed(&self, called: &str, why: &str) -> Error {
         let agent = self.context.agent();
-        Error::not_allowed(format!("agent {agent} may not call {}: {why}", cut(called)))
+        Error::not_allowed(format!(
+            "agent {agent} may not call {}: {why}",
+            display_name(called)
+        ))
     }
 
-    fn unknown(&self, called: &str, why: &str) -> Refused {
+    fn unknown_tool(&self, called: &str, why: &str) -> BlockedCall {
         let agent = self.context.agent();
         let listed = self.registry.listed().map(|entry| entry.name.as_str());
         let near = name::nearest(called, listed);
@@ -283,15 +307,18 @@ impl Gate<'_> {
             true => String::new(),
             false => format!(". Did you mean {}?", near.join(" or ")),
         };
-        Refused::new(
-            Error::not_found(format!("agent {agent} cannot call {}: {why}{hint}", cut(called))),
+        BlockedCall::new(
+            Error::not_found(format!(
+                "agent {agent} cannot call {}: {why}{hint}",
+                display_name(called)
+            )),
             None,
         )
     }
 }
 
-/// A name as an error names it: itself when it is plain, else quoted and cut.
-fn cut(called: &str) -> String {
+/// A name as error texts show it: unchanged when it is short printable ASCII, else quoted and cut.
+fn display_name(called: &str) -> String {
     let plain = (1..=80).contains(&called.len()) && called.bytes().all(|b| b.is_ascii_graphic());
     if plain { called.to_owned() } else { quoted(called) }
 }

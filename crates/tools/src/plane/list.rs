@@ -1,19 +1,19 @@
-//! What `tool_list` shows: every tool of every source, and the rule that governs it.
+//! Builds `tool_list`: every tool of every source, with the rule that allows or denies it.
 
 use std::collections::HashSet;
 
 use oubliette_protocol::{
     Result,
     caller::full_name,
-    tool::{Source, ToolList, ToolRow, ToolSpec},
+    tool::{ListedTool, ToolList, ToolSource, ToolSpec},
 };
 
-use crate::{name, registry::Registry};
+use crate::{name, registry::ToolRegistry};
 
-use super::Plane;
+use super::ToolPlane;
 
-impl Plane {
-    /// Base, caller and catalog tools, and the servers. Oubliette's own are in [`Plane::list_own`].
+impl ToolPlane {
+    /// Base, caller and catalog tools, and the servers. Oubliette's own are in [`ToolPlane::list_own`].
     pub fn list(&self) -> ToolList {
         let Some(context) = self.context() else {
             return ToolList::default();
@@ -21,10 +21,10 @@ impl Plane {
         let registry = context.registry();
         let mut tools = Vec::new();
         for spec in self.parts.own.base_specs() {
-            tools.push(row(
+            tools.push(tool_row(
                 &registry,
                 spec,
-                Source::Base,
+                ToolSource::Base,
                 None,
                 "a base tool of every agent",
             ));
@@ -37,10 +37,10 @@ impl Plane {
                     input_schema: tool.input_schema.clone(),
                 };
                 let server = Some(lender.caller_id.to_string());
-                tools.push(row(
+                tools.push(tool_row(
                     &registry,
                     spec,
-                    Source::Caller,
+                    ToolSource::Caller,
                     server,
                     "lent by its caller's declaration",
                 ));
@@ -64,8 +64,8 @@ impl Plane {
         }
     }
 
-    /// Oubliette's own tools as far as a key reaches.
-    pub async fn list_own(&self, key: &str) -> Result<Vec<ToolRow>> {
+    /// Oubliette's own tools that a key may call.
+    pub async fn list_own(&self, key: &str) -> Result<Vec<ListedTool>> {
         let Some(context) = self.context() else {
             return Ok(Vec::new());
         };
@@ -76,10 +76,10 @@ impl Plane {
                 name: format!("{}{}", name::OWN_PREFIX, spec.name),
                 ..spec
             };
-            row(
+            tool_row(
                 &registry,
                 spec,
-                Source::Oubliette,
+                ToolSource::Oubliette,
                 None,
                 "within reach of the agent's key",
             )
@@ -87,9 +87,9 @@ impl Plane {
         Ok(rows.collect())
     }
 
-    /// Why a full name cannot be lent: something of the session answers to it already.
-    pub fn taken(&self, full_name: &str) -> Option<String> {
-        if let Some(whose) = name::reserved(full_name) {
+    /// Why a caller cannot lend a tool of this full name: it is reserved, or a listed catalog tool has it.
+    pub fn name_conflict(&self, full_name: &str) -> Option<String> {
+        if let Some(whose) = name::reserved_for(full_name) {
             return Some(format!("{full_name} is {whose}"));
         }
         let context = self.context()?;
@@ -101,6 +101,7 @@ impl Plane {
         Some(format!("{full_name} is the agent's tool {}", holder.canonical))
     }
 
+    /// The full names of all lent tools.
     pub(super) fn lent_names(&self) -> HashSet<String> {
         let lenders = self.parts.callers.declarations();
         let names = lenders
@@ -110,9 +111,15 @@ impl Plane {
     }
 }
 
-fn row(registry: &Registry, spec: ToolSpec, source: Source, server: Option<String>, rule: &str) -> ToolRow {
-    let denied = registry.rules().denies(&spec.name);
-    ToolRow {
+fn tool_row(
+    registry: &ToolRegistry,
+    spec: ToolSpec,
+    source: ToolSource,
+    server: Option<String>,
+    rule: &str,
+) -> ListedTool {
+    let denied = registry.rules().denied_by(&spec.name);
+    ListedTool {
         canonical: spec.name.clone(),
         name: spec.name,
         aliases: Vec::new(),

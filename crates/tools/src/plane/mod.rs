@@ -1,10 +1,11 @@
-//! One session's gate: every call, from inside and from outside, takes this way.
+//! One session's tool plane: every call, from inside and from outside, passes it.
 //!
-//! `gate` resolves the name and asks the rules; `flight` keeps count of what is under way, so that a switch
-//! can wait for it or cancel it; `record` tells the debugger, secrets taken out.
+//! `gate` resolves the name and checks the rules; `in_flight` tracks the calls in progress, so that a switch of
+//! agents can wait for them or cancel them; `record` writes each call to the debugger, secrets masked; `list`
+//! builds `tool_list`.
 
-mod flight;
 mod gate;
+mod in_flight;
 mod list;
 mod record;
 
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use oubliette_protocol::{
-    Error, Object, Result, SessionId,
+    Error, JsonObject, Result, SessionId,
     debug::DebugBody,
     tool::{CallResult, ToolSpec},
 };
@@ -24,210 +25,210 @@ use serde_json::{
 use tokio::{sync::watch, task::AbortHandle};
 
 use crate::{
-    CallContext, CallThread, Callers, Context, DebugSink, Origin, OwnTools, Secrets, Wanted,
-    call::{Given, ResultText},
+    AgentContext, CallContext, CallOrigin, CallThread, CallerTools, DebugSink, OwnTools, Secrets, Wanted,
+    call::{RawCallResult, ToolAnswer},
 };
 
 use self::{
-    flight::Flights,
-    gate::{Pass, Target},
-    record::{End, Record},
+    gate::{AdmittedCall, Target},
+    in_flight::InFlightCalls,
+    record::{CallOutcome, CallRecord},
 };
 
-/// What a plane is made of.
-pub struct PlaneParts {
-    /// Whose plane it is.
+/// What a [`ToolPlane`] is built from.
+pub struct ToolPlaneParts {
+    /// The session it belongs to.
     pub session_id: SessionId,
     /// The callers and their tools.
-    pub callers: Arc<dyn Callers>,
+    pub callers: Arc<dyn CallerTools>,
     /// Oubliette's own tools.
     pub own: Arc<dyn OwnTools>,
     /// The session's debugger.
     pub debug: Arc<dyn DebugSink>,
-    /// Where its calls are made.
+    /// The thread its calls run on.
     pub thread: CallThread,
 }
 
-/// One session's gate.
-pub struct Plane {
-    parts: PlaneParts,
-    context: ArcSwapOption<Context>,
-    follower: Mutex<Option<AbortHandle>>,
-    flights: Flights,
+/// One session's tools of every source, behind one gate.
+pub struct ToolPlane {
+    parts: ToolPlaneParts,
+    context: ArcSwapOption<AgentContext>,
+    change_follower: Mutex<Option<AbortHandle>>,
+    in_flight_calls: InFlightCalls,
     secrets: Secrets,
     changes: watch::Sender<u64>,
 }
 
-/// What a source answered, in its own shape.
-enum Answer {
-    /// MCP's shape already.
+/// What a source answered, in that source's own form.
+enum SourceAnswer {
+    /// A result in MCP's form.
     Result(CallResult),
-    /// The same, as it stood on the wire.
-    Text(ResultText),
-    /// What a caller answered.
+    /// A result in MCP's form, as JSON text.
+    Text(RawCallResult),
+    /// The value a caller answered with.
     Lent(Value),
-    /// One of Oubliette's result objects.
+    /// The result object of one of Oubliette's own or base tools.
     Object(Value),
 }
 
-impl From<Given> for Answer {
-    fn from(given: Given) -> Self {
-        match given {
-            Given::Result(result) => Answer::Result(result),
-            Given::Text(text) => Answer::Text(text),
+impl From<ToolAnswer> for SourceAnswer {
+    fn from(answer: ToolAnswer) -> Self {
+        match answer {
+            ToolAnswer::Result(result) => SourceAnswer::Result(result),
+            ToolAnswer::Text(text) => SourceAnswer::Text(text),
         }
     }
 }
 
-impl Plane {
-    /// A plane with no context yet: every call fails until one is installed.
-    pub fn new(parts: PlaneParts) -> Arc<Self> {
+impl ToolPlane {
+    /// Creates a plane without a context: every call fails until one is installed.
+    pub fn new(parts: ToolPlaneParts) -> Arc<Self> {
         Arc::new(Self {
             parts,
             context: ArcSwapOption::empty(),
-            follower: Mutex::new(None),
-            flights: Flights::default(),
+            change_follower: Mutex::new(None),
+            in_flight_calls: InFlightCalls::default(),
             secrets: Secrets::new(),
             changes: watch::Sender::new(0),
         })
     }
 
-    /// Opens the plane to an agent's tools. The context that was there before is not torn down: take it
-    /// first.
-    pub fn install(self: &Arc<Self>, context: Arc<Context>) {
+    /// Makes an agent's tools callable. A context installed before is not torn down: [`uninstall`](Self::uninstall)
+    /// it first.
+    pub fn install(self: &Arc<Self>, context: Arc<AgentContext>) {
         let mut theirs = context.changes();
         let plane = Arc::downgrade(self);
         let follower = tokio::spawn(async move {
             while theirs.changed().await.is_ok() {
                 let Some(plane) = plane.upgrade() else { return };
-                plane.touch();
+                plane.notify_changed();
             }
         });
-        if let Some(old) = self.follower.lock().replace(follower.abort_handle()) {
+        if let Some(old) = self.change_follower.lock().replace(follower.abort_handle()) {
             old.abort();
         }
         self.context.store(Some(context));
-        self.touch();
+        self.notify_changed();
     }
 
-    /// Closes the plane: every later call fails until the next context is installed.
-    pub fn take(&self) -> Option<Arc<Context>> {
-        if let Some(old) = self.follower.lock().take() {
+    /// Removes and returns the context: every later call fails until the next one is installed.
+    pub fn uninstall(&self) -> Option<Arc<AgentContext>> {
+        if let Some(old) = self.change_follower.lock().take() {
             old.abort();
         }
         let context = self.context.swap(None);
-        self.touch();
+        self.notify_changed();
         context
     }
 
-    /// The agent's context, while there is one.
-    pub fn context(&self) -> Option<Arc<Context>> {
+    /// The installed context, if there is one.
+    pub fn context(&self) -> Option<Arc<AgentContext>> {
         self.context.load_full()
     }
 
-    /// The thread to make its calls on; from elsewhere they are made as well, only later.
+    /// The thread its calls should be made on. Calls from other threads work too, with more latency.
     pub fn thread(&self) -> &CallThread {
         &self.parts.thread
     }
 
-    /// A value that debugger events and error texts must never show, like the agent's key. A key that comes
-    /// from inside is to be checked first: there is room for a number of them, not for whatever claims to be
-    /// one.
-    pub fn hide(&self, secret: &str) {
-        const MOST: usize = 64;
-        if self.secrets.len() < MOST {
-            self.secrets.hide(secret);
+    /// Adds a value that is masked in debugger events and error texts, such as the agent's key. At most 64 are
+    /// kept: check a key that comes from inside before adding it, or invalid ones could use up the places.
+    pub fn hide_secret(&self, secret: &str) {
+        const MAX_SECRETS: usize = 64;
+        if self.secrets.len() < MAX_SECRETS {
+            self.secrets.add(secret);
         }
     }
 
-    /// Whether this value is hidden already.
-    pub fn hides(&self, secret: &str) -> bool {
-        self.secrets.has(secret)
+    /// Whether this value is masked already.
+    pub fn is_hidden(&self, secret: &str) -> bool {
+        self.secrets.contains(secret)
     }
 
-    /// Takes the keys that were used here out of what an agent reports.
-    pub fn veil(&self, value: &mut Value) {
+    /// Masks the secrets added by [`hide_secret`](Self::hide_secret) in a JSON value, such as what an agent reports.
+    pub fn mask(&self, value: &mut Value) {
         self.secrets.mask(value);
     }
 
-    /// The same for a text.
-    pub fn veil_text(&self, text: &mut String) {
+    /// Masks the secrets added by [`hide_secret`](Self::hide_secret) in a text.
+    pub fn mask_text(&self, text: &mut String) {
         if !self.secrets.is_empty() {
             *text = self.secrets.mask_text(text);
         }
     }
 
-    /// Calls a tool; whatever its source, the result is in MCP's shape.
+    /// Calls a tool; whatever its source, the result is in MCP's form.
     pub async fn call(
         &self,
         wanted: Wanted,
-        arguments: Object,
-        origin: Origin,
+        arguments: JsonObject,
+        origin: CallOrigin,
         ctx: CallContext,
     ) -> Result<CallResult> {
-        let context = self.ready()?;
+        let context = self.require_context()?;
         let (record, answer) = Box::pin(self.run(&context, wanted, arguments, origin, ctx)).await?;
         match answer {
             Ok(answer) => {
                 let result = match &answer {
-                    Answer::Result(result) => result.clone(),
-                    Answer::Text(text) => text.read(),
-                    Answer::Lent(value) => CallResult::from_value(value.clone()),
-                    Answer::Object(value) => CallResult::data(value.clone()),
+                    SourceAnswer::Result(result) => result.clone(),
+                    SourceAnswer::Text(text) => text.parse(),
+                    SourceAnswer::Lent(value) => CallResult::from_value(value.clone()),
+                    SourceAnswer::Object(value) => CallResult::data(value.clone()),
                 };
-                record.end(End::Answer(answer));
+                record.end(CallOutcome::Answer(answer));
                 Ok(result)
             }
-            Err(error) => Err(record.failed(error)),
+            Err(error) => Err(record.end_with_error(error)),
         }
     }
 
-    /// Calls a tool; the result is the bare value its source gave, as the text to send.
+    /// Calls a tool; the result is the value its source answered with, as JSON text and not wrapped in MCP's form.
     pub async fn call_raw(
         &self,
         wanted: Wanted,
-        arguments: Object,
-        origin: Origin,
+        arguments: JsonObject,
+        origin: CallOrigin,
         ctx: CallContext,
     ) -> Result<Box<RawValue>> {
-        let context = self.ready()?;
+        let context = self.require_context()?;
         let (record, answer) = self.run(&context, wanted, arguments, origin, ctx).await?;
         match answer {
             Ok(answer) => {
                 let raw = match &answer {
-                    Answer::Result(result) => to_raw_value(result),
-                    Answer::Text(text) => Ok(text.raw().to_owned()),
-                    Answer::Lent(value) | Answer::Object(value) => to_raw_value(value),
+                    SourceAnswer::Result(result) => to_raw_value(result),
+                    SourceAnswer::Text(text) => Ok(text.raw().to_owned()),
+                    SourceAnswer::Lent(value) | SourceAnswer::Object(value) => to_raw_value(value),
                 };
-                record.end(End::Answer(answer));
+                record.end(CallOutcome::Answer(answer));
                 raw.map_err(Error::internal)
             }
-            Err(error) => Err(record.failed(error)),
+            Err(error) => Err(record.end_with_error(error)),
         }
     }
 
-    fn ready(&self) -> Result<Arc<Context>> {
+    fn require_context(&self) -> Result<Arc<AgentContext>> {
         self.context()
             .ok_or_else(|| Error::unavailable("the agent's tools are not ready: its context is not built"))
     }
 
-    /// Lets a call through the gate and makes it.
+    /// Passes a call through the gate and dispatches it. The outer error is a call that the gate blocked; the
+    /// record is to be ended with the inner result.
     async fn run<'a>(
         &'a self,
-        context: &'a Context,
+        context: &'a AgentContext,
         wanted: Wanted,
-        arguments: Object,
-        origin: Origin,
+        arguments: JsonObject,
+        origin: CallOrigin,
         ctx: CallContext,
-    ) -> Result<(Record<'a>, Result<Answer>)> {
-        let pass = match self.admit(context, &wanted, &origin) {
-            Ok(pass) => pass,
+    ) -> Result<(CallRecord<'a>, Result<SourceAnswer>)> {
+        let admitted = match self.admit(context, &wanted, &origin) {
+            Ok(admitted) => admitted,
             Err(refused) => {
-                let reason = self.masked(context, &refused.error.message);
+                let reason = self.mask_for_agent(context, &refused.error.message);
                 self.parts.debug.record(
                     Some(context.agent()),
                     DebugBody::ToolBlocked {
-                        tool: shown(wanted.name()),
+                        tool: truncate_name(wanted.name()),
                         canonical: refused.canonical,
                         reason,
                         turn: ctx.turn,
@@ -236,15 +237,23 @@ impl Plane {
                 return Err(refused.error);
             }
         };
-        let flight = self.flights.board(&ctx.cancel);
-        let ctx = ctx.with_cancel(flight.token());
-        let record = Record::begin(self, context, &wanted, &pass, arguments, ctx.turn, flight);
+        let in_flight_call = self.in_flight_calls.register(&ctx.cancel);
+        let ctx = ctx.with_cancel(in_flight_call.token());
+        let record = CallRecord::begin(
+            self,
+            context,
+            &wanted,
+            &admitted,
+            arguments,
+            ctx.turn,
+            in_flight_call,
+        );
         let result = {
-            let calling = std::pin::pin!(self.dispatch(context, pass, record.arguments(), &origin, &ctx));
-            record.flight().fly(calling).await
+            let calling = std::pin::pin!(self.dispatch(context, admitted, record.arguments(), &origin, &ctx));
+            record.in_flight_call().run(calling).await
         };
         let result = result.map_err(|e| Error {
-            message: self.masked(context, &e.message),
+            message: self.mask_for_agent(context, &e.message),
             ..e
         });
         Ok((record, result))
@@ -252,19 +261,19 @@ impl Plane {
 
     async fn dispatch(
         &self,
-        context: &Context,
-        pass: Pass,
-        arguments: &Object,
-        origin: &Origin,
+        context: &AgentContext,
+        admitted: AdmittedCall,
+        arguments: &JsonObject,
+        origin: &CallOrigin,
         ctx: &CallContext,
-    ) -> Result<Answer> {
-        let Pass { permit, target, .. } = pass;
+    ) -> Result<SourceAnswer> {
+        let AdmittedCall { permit, target, .. } = admitted;
         let session = &self.parts.session_id;
         match target {
             Target::Catalog { id, tool } => context
                 .dispatch(permit, &id, &tool, arguments, ctx)
                 .await
-                .map(Answer::from),
+                .map(SourceAnswer::from),
             Target::Down(reason) => Err(Error::unavailable(reason)),
             Target::Caller { lender, tool } => {
                 let arguments = Value::Object(arguments.clone());
@@ -273,28 +282,28 @@ impl Plane {
                 callers
                     .call(permit, &lender.caller_id, &tool, arguments, ctx)
                     .await
-                    .map(Answer::Lent)
+                    .map(SourceAnswer::Lent)
             }
             Target::Own(tool) => {
                 let own = &self.parts.own;
                 own.call(permit, session, origin, &tool, arguments.clone(), ctx)
                     .await
-                    .map(Answer::Object)
+                    .map(SourceAnswer::Object)
             }
             Target::Base(tool) => self
                 .parts
                 .own
-                .base(permit, session, &tool, arguments.clone(), ctx)
+                .call_base(permit, session, &tool, arguments.clone(), ctx)
                 .await
-                .map(Answer::Object),
+                .map(SourceAnswer::Object),
         }
     }
 
-    fn masked(&self, context: &Context, text: &str) -> String {
+    fn mask_for_agent(&self, context: &AgentContext, text: &str) -> String {
         context.secrets().mask_text(&self.secrets.mask_text(text))
     }
 
-    /// The catalog tools the agent's list shows.
+    /// The catalog tools that the agent's tool list shows. A name that a caller lends is not among them.
     pub fn agent_tools(&self) -> Vec<ToolSpec> {
         let Some(context) = self.context() else {
             return Vec::new();
@@ -308,7 +317,7 @@ impl Plane {
             .collect()
     }
 
-    /// The base tools that are not denied.
+    /// The base tools that the agent's rules do not deny.
     pub fn base_tools(&self) -> Vec<ToolSpec> {
         let Some(context) = self.context() else {
             return Vec::new();
@@ -316,53 +325,53 @@ impl Plane {
         let registry = context.registry();
         let specs = self.parts.own.base_specs().into_iter();
         specs
-            .filter(|spec| registry.rules().denies(&spec.name).is_none())
+            .filter(|spec| registry.rules().denied_by(&spec.name).is_none())
             .collect()
     }
 
-    /// Whether the agent's rules deny a tool of another source than the catalog.
+    /// Whether the agent's rules deny a tool that is not from the catalog, by its full name.
     pub fn denies(&self, full_name: &str) -> bool {
         self.context()
-            .is_some_and(|context| context.registry().rules().denies(full_name).is_some())
+            .is_some_and(|context| context.registry().rules().denied_by(full_name).is_some())
     }
 
-    /// Bumped whenever the agent's tool list may have changed.
+    /// A version number that grows whenever the agent's tool list may have changed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Says that the list may have changed for a reason outside: a caller's declaration.
-    pub fn touch(&self) {
+    /// Reports that the tool list may have changed for a reason outside the context, such as a caller's declaration.
+    pub fn notify_changed(&self) {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// How many calls are under way.
+    /// How many calls are in progress.
     pub fn in_flight(&self) -> usize {
-        self.flights.count()
+        self.in_flight_calls.count()
     }
 
-    /// Returns when no call is under way.
-    pub async fn drained(&self) {
-        self.flights.drained().await;
+    /// Waits until no call is in progress.
+    pub async fn wait_drained(&self) {
+        self.in_flight_calls.wait_drained().await;
     }
 
-    /// Ends every call under way with an error that says why; returns how many there were.
+    /// Ends every call in progress with an error that gives the reason; returns how many there were.
     pub fn cancel_all(&self, reason: &str) -> usize {
-        self.flights.cancel_all(reason)
+        self.in_flight_calls.cancel_all(reason)
     }
 }
 
-impl Drop for Plane {
+impl Drop for ToolPlane {
     fn drop(&mut self) {
-        if let Some(follower) = self.follower.get_mut().take() {
+        if let Some(follower) = self.change_follower.get_mut().take() {
             follower.abort();
         }
     }
 }
 
-/// A name fit for the log, however long it was.
-fn shown(name: &str) -> String {
-    match name.char_indices().nth(crate::name::MAX_CALLED) {
+/// Cuts a name to a length fit for the debugger.
+fn truncate_name(name: &str) -> String {
+    match name.char_indices().nth(crate::name::MAX_CALLED_NAME) {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name.to_owned(),
     }

@@ -1,62 +1,63 @@
-//! One call in the debugger: recorded when it ends, even if whoever asked is gone by then.
+//! The debugger event of one call: recorded when the call ends, also when it is dropped before that.
 
 use std::time::Instant;
 
 use oubliette_protocol::{
-    Error, Object,
-    debug::{DebugBody, KEEP_BYTES, kept},
-    tool::{CallResult, Source},
+    Error, JsonObject,
+    debug::{DebugBody, MAX_RECORDED_BYTES, truncate_recorded},
+    tool::{CallResult, ToolSource},
 };
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
-use crate::{Context, Secrets, Wanted, secret};
+use crate::{AgentContext, Secrets, Wanted, secret};
 
-use super::{Answer, Plane, flight::Flight, gate::Pass, shown};
+use super::{SourceAnswer, ToolPlane, gate::AdmittedCall, in_flight::InFlightCall, truncate_name};
 
-/// The kind of these events.
+/// The kind of a [`DebugBody::ToolCall`].
 const TOOL_CALL: &str = "tool_call";
 
-/// A call that has begun.
-pub(super) struct Record<'a> {
-    plane: &'a Plane,
-    context: &'a Context,
+/// A call that has begun and is recorded when it ends or is dropped.
+pub(super) struct CallRecord<'a> {
+    plane: &'a ToolPlane,
+    context: &'a AgentContext,
     started: Instant,
-    arguments: Object,
-    call: Option<Call>,
-    /// Under way until it is recorded.
-    flight: Flight<'a>,
+    arguments: JsonObject,
+    call: Option<RecordedCall>,
+    /// Counts as in progress until the event is recorded.
+    in_flight_call: InFlightCall<'a>,
 }
 
-struct Call {
+/// The fields of the event that are known when the call begins.
+struct RecordedCall {
     tool: String,
     canonical: String,
-    source: Source,
+    source: ToolSource,
     server: Option<String>,
     turn: Option<u64>,
 }
 
-/// How it ended.
-pub(super) enum End {
-    Answer(Answer),
+/// How a call ended.
+pub(super) enum CallOutcome {
+    Answer(SourceAnswer),
     Error(String),
 }
 
-impl<'a> Record<'a> {
+impl<'a> CallRecord<'a> {
     pub(super) fn begin(
-        plane: &'a Plane,
-        context: &'a Context,
+        plane: &'a ToolPlane,
+        context: &'a AgentContext,
         wanted: &Wanted,
-        pass: &Pass,
-        arguments: Object,
+        admitted: &AdmittedCall,
+        arguments: JsonObject,
         turn: Option<u64>,
-        flight: Flight<'a>,
+        in_flight_call: InFlightCall<'a>,
     ) -> Self {
-        let call = Call {
-            tool: shown(wanted.name()),
-            canonical: pass.permit.canonical().to_owned(),
-            source: pass.permit.source(),
-            server: pass.server.clone(),
+        let call = RecordedCall {
+            tool: truncate_name(wanted.name()),
+            canonical: admitted.permit.canonical().to_owned(),
+            source: admitted.permit.source(),
+            server: admitted.server.clone(),
             turn,
         };
         Self {
@@ -65,68 +66,68 @@ impl<'a> Record<'a> {
             started: Instant::now(),
             arguments,
             call: Some(call),
-            flight,
+            in_flight_call,
         }
     }
 }
 
-impl Record<'_> {
-    pub(super) fn flight(&self) -> &Flight<'_> {
-        &self.flight
+impl CallRecord<'_> {
+    pub(super) fn in_flight_call(&self) -> &InFlightCall<'_> {
+        &self.in_flight_call
     }
 
-    /// What it was called with.
-    pub(super) fn arguments(&self) -> &Object {
+    /// The call's arguments.
+    pub(super) fn arguments(&self) -> &JsonObject {
         &self.arguments
     }
 
-    pub(super) fn end(mut self, end: End) {
-        self.write(end);
+    pub(super) fn end(mut self, end: CallOutcome) {
+        self.record_outcome(end);
     }
 
-    /// It ended with this error, which is given back.
-    pub(super) fn failed(self, error: Error) -> Error {
-        self.end(End::Error(error.message.clone()));
+    /// Records that the call ended with this error, and returns the error.
+    pub(super) fn end_with_error(self, error: Error) -> Error {
+        self.end(CallOutcome::Error(error.message.clone()));
         error
     }
 
-    fn write(&mut self, end: End) {
+    fn record_outcome(&mut self, end: CallOutcome) {
         let Some(call) = self.call.take() else { return };
         let duration_ms = self.started.elapsed().as_secs_f64() * 1_000.0;
         let arguments = std::mem::take(&mut self.arguments);
         let secrets = [&self.plane.secrets, self.context.secrets()];
         let (debug, agent) = (&self.plane.parts.debug, Some(self.context.agent()));
-        match call.plainly(&arguments, &end, duration_ms, secrets) {
+        match call.encode_verbatim(&arguments, &end, duration_ms, secrets) {
             Some(text) => debug.record_text(agent, TOOL_CALL, text),
-            None => debug.record(agent, call.carefully(arguments, end, duration_ms, secrets)),
+            None => debug.record(agent, call.encode_masked(arguments, end, duration_ms, secrets)),
         }
     }
 }
 
-impl Drop for Record<'_> {
+impl Drop for CallRecord<'_> {
     fn drop(&mut self) {
-        self.write(End::Error("given up before it ended".into()));
+        self.record_outcome(CallOutcome::Error("dropped before it ended".into()));
     }
 }
 
-impl Call {
-    /// The event's text, put together from what is text already: most calls need no more. None where something
-    /// may have to be hidden or cut.
-    fn plainly(
+impl RecordedCall {
+    /// Encodes the event with the result's JSON text as it is, which is enough for most calls. `None` where
+    /// something may have to be masked or cut.
+    fn encode_verbatim(
         &self,
-        arguments: &Object,
-        end: &End,
+        arguments: &JsonObject,
+        end: &CallOutcome,
         duration_ms: f64,
         secrets: [&Secrets; 2],
     ) -> Option<String> {
-        /// [`DebugBody::ToolCall`] as it is written.
+        /// [`DebugBody::ToolCall`] as it is serialized.
         #[derive(Serialize)]
-        struct ToolCall<'a> {
+        struct ToolCallEvent<'a> {
             kind: &'static str,
             tool: &'a str,
             canonical: &'a str,
-            source: Source,
-            arguments: &'a Object,
+            source: ToolSource,
+            arguments: &'a JsonObject,
             ok: bool,
             duration_ms: f64,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,13 +136,13 @@ impl Call {
             turn: Option<u64>,
             result: &'a RawValue,
         }
-        let End::Answer(Answer::Text(result)) = end else {
+        let CallOutcome::Answer(SourceAnswer::Text(result)) = end else {
             return None;
         };
-        if result.is_error() || self.source == Source::Oubliette {
+        if result.is_error() || self.source == ToolSource::Oubliette {
             return None;
         }
-        let event = ToolCall {
+        let event = ToolCallEvent {
             kind: TOOL_CALL,
             tool: &self.tool,
             canonical: &self.canonical,
@@ -153,34 +154,43 @@ impl Call {
             turn: self.turn,
             result: result.raw(),
         };
-        let text = match result.raw().get().len() <= KEEP_BYTES {
+        let text = match result.raw().get().len() <= MAX_RECORDED_BYTES {
             true => serde_json::to_string(&event).ok()?,
             false => return None,
         };
-        (text.len() <= KEEP_BYTES && secrets.iter().all(|secrets| secrets.spare(&text))).then_some(text)
+        (text.len() <= MAX_RECORDED_BYTES && secrets.iter().all(|secrets| secrets.is_free_of_secrets(&text)))
+            .then_some(text)
     }
 
-    /// The event with every secret taken out, cut to what is kept.
-    fn carefully(self, arguments: Object, end: End, duration_ms: f64, secrets: [&Secrets; 2]) -> DebugBody {
+    /// Builds the event with every secret masked and large values cut.
+    fn encode_masked(
+        self,
+        arguments: JsonObject,
+        end: CallOutcome,
+        duration_ms: f64,
+        secrets: [&Secrets; 2],
+    ) -> DebugBody {
         let read = |result: CallResult| {
             let error = result.is_error.then(|| result.joined_text());
             (!result.is_error, serde_json::to_value(result).ok(), error)
         };
         let (ok, mut result, error) = match end {
-            End::Answer(Answer::Text(text)) => read(text.read()),
-            End::Answer(Answer::Result(result)) => read(result),
-            End::Answer(Answer::Lent(value) | Answer::Object(value)) => (true, Some(value), None),
-            End::Error(error) => (false, None, Some(error)),
+            CallOutcome::Answer(SourceAnswer::Text(text)) => read(text.parse()),
+            CallOutcome::Answer(SourceAnswer::Result(result)) => read(result),
+            CallOutcome::Answer(SourceAnswer::Lent(value) | SourceAnswer::Object(value)) => {
+                (true, Some(value), None)
+            }
+            CallOutcome::Error(error) => (false, None, Some(error)),
         };
         let mut arguments = Value::Object(arguments);
-        if self.source == Source::Oubliette {
-            secret::mask_own(&mut arguments);
-            result.iter_mut().for_each(secret::mask_own);
+        if self.source == ToolSource::Oubliette {
+            secret::mask_own_tool_fields(&mut arguments);
+            result.iter_mut().for_each(secret::mask_own_tool_fields);
         }
         // Secrets go before a value is cut: half a secret would not be recognised.
         let keep = |mut value: Value| {
             secrets.iter().for_each(|secrets| secrets.mask(&mut value));
-            kept(value)
+            truncate_recorded(value)
         };
         const LONGEST_ERROR: usize = 4_096;
         let error = error.map(|text| {
@@ -208,77 +218,79 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::call::ResultText;
+    use crate::call::RawCallResult;
 
-    fn call() -> Call {
-        Call {
+    fn call() -> RecordedCall {
+        RecordedCall {
             tool: "echo".into(),
             canonical: "@srv/echo".into(),
-            source: Source::Catalog,
+            source: ToolSource::Catalog,
             server: Some("srv".into()),
             turn: Some(3),
         }
     }
 
-    fn arguments() -> Object {
-        Object::from_iter([("text".to_owned(), json!("hi"))])
+    fn arguments() -> JsonObject {
+        JsonObject::from_iter([("text".to_owned(), json!("hi"))])
     }
 
-    fn answer(text: &str) -> End {
-        End::Answer(Answer::Text(ResultText::of(text.as_bytes()).unwrap()))
+    fn answer(text: &str) -> CallOutcome {
+        CallOutcome::Answer(SourceAnswer::Text(
+            RawCallResult::validate(text.as_bytes()).unwrap(),
+        ))
     }
 
     const PLAIN: &str = r#"{"content":[{"type":"text","text":"hi"}],"isError":false}"#;
 
     #[test]
-    fn an_event_put_together_is_the_one_that_is_made() {
+    fn verbatim_and_masked_encodings_agree() {
         let none = Secrets::new();
         let text = call()
-            .plainly(&arguments(), &answer(PLAIN), 1.5, [&none, &none])
+            .encode_verbatim(&arguments(), &answer(PLAIN), 1.5, [&none, &none])
             .unwrap();
-        let made = call().carefully(arguments(), answer(PLAIN), 1.5, [&none, &none]);
+        let made = call().encode_masked(arguments(), answer(PLAIN), 1.5, [&none, &none]);
         assert_eq!(serde_json::from_str::<DebugBody>(&text).unwrap(), made);
         assert_eq!(made.kind(), TOOL_CALL);
     }
 
     #[test]
-    fn what_may_hold_a_secret_or_is_to_be_cut_is_made_with_care() {
+    fn secrets_large_results_and_errors_are_not_encoded_verbatim() {
         let (none, secrets) = (Secrets::new(), Secrets::new());
-        secrets.hide("s3cret-value");
+        secrets.add("s3cret-value");
         let said =
             |text: &str| format!(r#"{{"content":[{{"type":"text","text":"{text}"}}],"isError":false}}"#);
-        // Where nothing is escaped it is seen whether a secret is there.
+        // In a text without escapes, searching it shows whether it contains a secret.
         assert!(
             call()
-                .plainly(&arguments(), &answer(PLAIN), 0.0, [&secrets, &none])
+                .encode_verbatim(&arguments(), &answer(PLAIN), 0.0, [&secrets, &none])
                 .is_some()
         );
         for text in ["a s3cret-value b", "a \\u0073\\u0033cret-value b"] {
             let end = answer(&said(text));
             assert!(
                 call()
-                    .plainly(&arguments(), &end, 0.0, [&none, &secrets])
+                    .encode_verbatim(&arguments(), &end, 0.0, [&none, &secrets])
                     .is_none(),
                 "{text}"
             );
-            let made =
-                serde_json::to_string(&call().carefully(arguments(), end, 0.0, [&none, &secrets])).unwrap();
+            let made = serde_json::to_string(&call().encode_masked(arguments(), end, 0.0, [&none, &secrets]))
+                .unwrap();
             assert!(!made.contains("s3cret") && made.contains("a ••• b"), "{made}");
         }
-        let large = answer(&said(&"x".repeat(KEEP_BYTES)));
+        let large = answer(&said(&"x".repeat(MAX_RECORDED_BYTES)));
         assert!(
             call()
-                .plainly(&arguments(), &large, 0.0, [&none, &none])
+                .encode_verbatim(&arguments(), &large, 0.0, [&none, &none])
                 .is_none()
         );
         let failed = answer(r#"{"content":[{"type":"text","text":"no"}],"isError":true}"#);
         assert!(
             call()
-                .plainly(&arguments(), &failed, 0.0, [&none, &none])
+                .encode_verbatim(&arguments(), &failed, 0.0, [&none, &none])
                 .is_none()
         );
         let DebugBody::ToolCall { ok, error, .. } =
-            call().carefully(arguments(), failed, 0.0, [&none, &none])
+            call().encode_masked(arguments(), failed, 0.0, [&none, &none])
         else {
             panic!()
         };

@@ -1,4 +1,4 @@
-//! One connection to a server, from its handshake to its end.
+//! One connection to a server, from the completed handshake to its close.
 
 use std::{
     sync::{
@@ -9,7 +9,7 @@ use std::{
 };
 
 use oubliette_protocol::CatalogId;
-use oubliette_sandbox::Grace;
+use oubliette_sandbox::StopTimeouts;
 use parking_lot::Mutex;
 use rmcp::{
     ClientHandler, RoleClient,
@@ -23,144 +23,150 @@ use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
     UpstreamSpec, UpstreamTool,
-    fault::Fault,
-    handshake::{Lifecycle, Service, Us},
+    direct_call::RequestMetadata,
+    fault::UpstreamFault,
+    handshake::{McpLifecycle, OublietteClientHandler, RunningMcpClient},
     latch::Latch,
     limits, listing,
-    opening::{self, Base, Ready, lost},
-    straight::Stamp,
+    startup::{self, ConnectionResources, ReadyServer, wait_until_lost},
 };
 
-/// A server that can be called.
-pub(super) struct Connection {
+/// An established connection, through which tools are called.
+pub(super) struct UpstreamConnection {
     pub(super) server: CatalogId,
     pub(super) peer: Peer<RoleClient>,
-    service: Mutex<Option<Service>>,
-    pub(super) base: Base,
-    lifecycle: Lifecycle,
-    /// What goes with every call.
-    pub(super) stamp: Stamp,
+    client: Mutex<Option<RunningMcpClient>>,
+    pub(super) resources: ConnectionResources,
+    lifecycle: McpLifecycle,
+    /// The `_meta` every call carries.
+    pub(super) metadata: RequestMetadata,
     pub(super) request_timeout: Duration,
-    /// Set when it is lost or closed, with the reason.
-    pub(super) gone: Latch<Arc<str>>,
-    /// It answers pings, as far as is known.
-    pings: AtomicBool,
-    /// It has answered a call.
-    pub(super) served: AtomicBool,
+    /// Set, with the reason, when the connection is lost or closed.
+    pub(super) closed: Latch<Arc<str>>,
+    /// Whether the server answers `ping`; assumed until a ping goes unanswered while `tools/list` is answered.
+    answers_ping: AtomicBool,
+    /// Whether the server has answered a call.
+    pub(super) has_answered: AtomicBool,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Drop for Connection {
+impl Drop for UpstreamConnection {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-impl Connection {
-    /// Starts or connects to the server; it can be called when this returns.
+impl UpstreamConnection {
+    /// Starts or connects to the server; returns when its tools are listed and can be called.
     pub(super) async fn open(
         spec: &UpstreamSpec,
-        known: Lifecycle,
-    ) -> Result<(Arc<Self>, Vec<UpstreamTool>), Fault> {
-        let Ready {
-            base,
-            service,
+        known: McpLifecycle,
+    ) -> Result<(Arc<Self>, Vec<UpstreamTool>), UpstreamFault> {
+        let ReadyServer {
+            resources,
+            client,
             lifecycle,
             tools,
-        } = opening::open(spec, known).await?;
-        Ok((Self::new(spec, base, service, lifecycle), tools))
+        } = startup::connect_and_list(spec, known).await?;
+        Ok((Self::new(spec, resources, client, lifecycle), tools))
     }
 
-    fn new(spec: &UpstreamSpec, base: Base, service: Service, lifecycle: Lifecycle) -> Arc<Self> {
-        let peer = service.peer().clone();
-        let gone = Latch::default();
+    fn new(
+        spec: &UpstreamSpec,
+        resources: ConnectionResources,
+        client: RunningMcpClient,
+        lifecycle: McpLifecycle,
+    ) -> Arc<Self> {
+        let peer = client.peer().clone();
+        let closed = Latch::default();
         let (traffic, handle) = (
-            base.traffic.clone(),
-            base.process.as_ref().map(|process| process.handle.clone()),
+            resources.traffic.clone(),
+            resources.process.as_ref().map(|process| process.handle.clone()),
         );
-        let told = gone.clone();
+        let closed_setter = closed.clone();
         let mut tasks = vec![tokio::spawn(async move {
-            told.set(lost(&traffic, handle.as_ref()).await)
+            closed_setter.set(wait_until_lost(&traffic, handle.as_ref()).await)
         })];
-        let changes = peer.peer_info().is_some_and(|info| {
+        let reports_changes = peer.peer_info().is_some_and(|info| {
             info.capabilities
                 .tools
                 .as_ref()
                 .is_some_and(|tools| tools.list_changed == Some(true))
         });
-        // Older servers tell of changes by themselves; newer ones are asked to.
-        if lifecycle == Lifecycle::Discover && changes {
-            tasks.push(tokio::spawn(listen(peer.clone())));
+        // In the `initialize` lifecycle servers report list changes unasked; in the newer one only to subscribers.
+        if lifecycle == McpLifecycle::Discover && reports_changes {
+            tasks.push(tokio::spawn(subscribe_list_changes(peer.clone())));
         }
         Arc::new(Self {
             server: spec.server.id.clone(),
             peer,
-            service: Mutex::new(Some(service)),
-            base,
+            client: Mutex::new(Some(client)),
+            resources,
             lifecycle,
-            stamp: Stamp::new(lifecycle, Us.get_info()),
+            metadata: RequestMetadata::new(lifecycle, OublietteClientHandler.get_info()),
             request_timeout: Duration::from_millis(spec.server.timeouts.request_ms),
-            gone,
-            pings: AtomicBool::new(true),
-            served: AtomicBool::new(false),
+            closed,
+            answers_ping: AtomicBool::new(true),
+            has_answered: AtomicBool::new(false),
             tasks,
         })
     }
 
-    /// Which lifecycle it speaks.
-    pub(super) fn lifecycle(&self) -> Lifecycle {
+    /// The lifecycle its handshake was made in.
+    pub(super) fn lifecycle(&self) -> McpLifecycle {
         self.lifecycle
     }
 
-    /// Whether it can still be called.
+    /// Whether it is neither lost nor closed.
     pub(super) fn is_alive(&self) -> bool {
-        !self.gone.is_set()
+        !self.closed.is_set()
     }
 
-    /// Whether it has answered a call.
-    pub(super) fn has_served(&self) -> bool {
-        self.served.load(Ordering::Relaxed)
+    /// Whether the server has answered a call.
+    pub(super) fn has_answered_call(&self) -> bool {
+        self.has_answered.load(Ordering::Relaxed)
     }
 
-    /// Waits until it is lost, and says why.
-    pub(super) async fn lost(&self) -> Arc<str> {
-        self.gone.wait().await
+    /// Waits until the connection is lost or closed and returns the reason.
+    pub(super) async fn wait_until_lost(&self) -> Arc<str> {
+        self.closed.wait().await
     }
 
-    /// Waits until the server says that its tools have changed.
-    pub(super) async fn list_changed(&self) {
-        self.base.traffic.list_changed.notified().await;
+    /// Waits until the server reports that its tools have changed.
+    pub(super) async fn wait_list_changed(&self) {
+        self.resources.traffic.list_changed.notified().await;
     }
 
-    /// Asks for its tools.
-    pub(super) async fn list(&self) -> Result<Vec<UpstreamTool>, Fault> {
-        match timeout(self.request_timeout, listing::list(&self.peer)).await {
+    /// Reads the server's tools, within the request timeout.
+    pub(super) async fn list_tools(&self) -> Result<Vec<UpstreamTool>, UpstreamFault> {
+        match timeout(self.request_timeout, listing::list_tools(&self.peer)).await {
             Ok(listed) => listed,
-            Err(_) => Err(Fault::new("it did not answer tools/list in time")),
+            Err(_) => Err(UpstreamFault::new("it did not answer tools/list in time")),
         }
     }
 
-    /// Asks for a sign of life. Any answer is one, a refusal too.
-    pub(super) async fn check(&self, within: Duration) -> Result<(), &'static str> {
+    /// Sends one health check (`server/discover`, `ping` or `tools/list`). Any answer passes, an error too.
+    pub(super) async fn check_health(&self, within: Duration) -> Result<(), &'static str> {
         let discover = || ClientRequest::DiscoverRequest(DiscoverRequest::new(DiscoverRequestParams {}));
         let ping = || ClientRequest::PingRequest(PingRequest::default());
         let list = || ClientRequest::ListToolsRequest(ListToolsRequest::default());
-        match (self.lifecycle, self.pings.load(Ordering::Relaxed)) {
-            (Lifecycle::Discover, _) => self.answers(discover(), within).await,
-            (Lifecycle::Initialize, false) => self.answers(list(), within).await,
-            (Lifecycle::Initialize, true) => {
-                if self.answers(ping(), within).await.is_ok() {
+        match (self.lifecycle, self.answers_ping.load(Ordering::Relaxed)) {
+            (McpLifecycle::Discover, _) => self.expect_answer(discover(), within).await,
+            (McpLifecycle::Initialize, false) => self.expect_answer(list(), within).await,
+            (McpLifecycle::Initialize, true) => {
+                if self.expect_answer(ping(), within).await.is_ok() {
                     return Ok(());
                 }
-                // It may be one that says nothing to what it does not know.
-                self.answers(list(), within).await?;
-                self.pings.store(false, Ordering::Relaxed);
+                // Some servers do not answer methods they do not know: try one they must know before counting a
+                // miss, and use that one from then on.
+                self.expect_answer(list(), within).await?;
+                self.answers_ping.store(false, Ordering::Relaxed);
                 Ok(())
             }
         }
     }
 
-    async fn answers(&self, request: ClientRequest, within: Duration) -> Result<(), &'static str> {
+    async fn expect_answer(&self, request: ClientRequest, within: Duration) -> Result<(), &'static str> {
         match timeout(within, self.peer.send_request(request)).await {
             Ok(Ok(_) | Err(ServiceError::McpError(_))) => Ok(()),
             Ok(Err(_)) => Err("a health check could not be sent"),
@@ -168,65 +174,69 @@ impl Connection {
         }
     }
 
-    /// Closes it: stdin, then SIGTERM, then SIGKILL of the whole tree; or the connection.
+    /// Closes the connection. A process has its stdin closed, then gets SIGTERM, then its whole tree SIGKILL.
     pub(super) async fn close(&self, reason: &str) {
-        self.gone.set(reason.into());
-        self.base.close(reason).await;
+        self.closed.set(reason.into());
+        self.resources.close(reason).await;
         let process = async {
-            if let Some(process) = &self.base.process {
-                let grace = Grace {
-                    close: limits::STOP_STEP,
-                    terminate: limits::STOP_STEP,
+            if let Some(process) = &self.resources.process {
+                let grace = StopTimeouts {
+                    close: limits::STOP_STEP_TIMEOUT,
+                    terminate: limits::STOP_STEP_TIMEOUT,
                 };
                 oubliette_sandbox::stop(None, &process.handle, grace).await;
             }
         };
-        tokio::join!(process, self.end_service());
+        tokio::join!(process, self.close_client());
     }
 
-    /// Ends it at once, and says how its stderr ended.
+    /// Closes the connection at once, killing the process tree.
     pub(super) async fn kill(&self, reason: &str) {
-        self.gone.set(reason.into());
-        if let Some(process) = &self.base.process {
+        self.closed.set(reason.into());
+        if let Some(process) = &self.resources.process {
             process.handle.kill();
         }
-        self.base.close(reason).await;
+        self.resources.close(reason).await;
         let process = async {
-            if let Some(process) = &self.base.process {
+            if let Some(process) = &self.resources.process {
                 process.handle.wait().await;
             }
         };
-        tokio::join!(process, self.end_service());
+        tokio::join!(process, self.close_client());
     }
 
-    async fn end_service(&self) {
-        let service = self.service.lock().take();
-        if let Some(mut service) = service {
-            let _ = service.close_with_timeout(limits::CLOSE).await;
+    async fn close_client(&self) {
+        let client = self.client.lock().take();
+        if let Some(mut client) = client {
+            let _ = client.close_with_timeout(limits::CLOSE_TIMEOUT).await;
         }
     }
 
-    /// The end of its stderr.
-    pub(super) fn stderr(&self) -> Option<String> {
-        self.base.process.as_ref()?.stderr.tail(&self.base.secrets)
+    /// The tail of the process's stderr, secrets masked.
+    pub(super) fn stderr_tail(&self) -> Option<String> {
+        self.resources
+            .process
+            .as_ref()?
+            .stderr
+            .tail(&self.resources.secrets)
     }
 
-    /// The reason it was lost, without secrets.
-    pub(super) fn masked(&self, reason: &str) -> String {
-        self.base.secrets.mask_text(reason)
+    /// `reason` with this server's secrets masked.
+    pub(super) fn mask_secrets(&self, reason: &str) -> String {
+        self.resources.secrets.mask_text(reason)
     }
 }
 
-/// Keeps asking a server of the newer lifecycle to tell when its tools change. What it tells is seen by
-/// [`super::traffic`]; the subscription only has to be there.
-async fn listen(peer: Peer<RoleClient>) {
-    const AGAIN: Duration = Duration::from_secs(5);
+/// Keeps a subscription to tool list changes open, as the `server/discover` lifecycle requires. The
+/// notifications themselves are handled by [`super::traffic`].
+async fn subscribe_list_changes(peer: Peer<RoleClient>) {
+    const RETRY_INTERVAL: Duration = Duration::from_secs(5);
     loop {
         let filter = SubscriptionFilter::builder().tools_list_changed().build();
         match peer.listen(filter).await {
             Ok(mut subscription) => while let Ok(Some(_)) = subscription.next().await {},
             Err(ServiceError::McpError(error)) => {
-                tracing::debug!(%error, "changes of the tool list are not told");
+                tracing::debug!(%error, "subscriptions/listen was refused; tool list changes will not be seen");
                 return;
             }
             Err(_) => {}
@@ -234,6 +244,6 @@ async fn listen(peer: Peer<RoleClient>) {
         if peer.is_transport_closed() {
             return;
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }

@@ -1,4 +1,4 @@
-//! A server's message, read only as far as tells what it is; and the result of a call.
+//! Partial parsing of a server's messages: the JSON-RPC envelope, and the result of a call.
 
 use std::borrow::Cow;
 
@@ -6,17 +6,17 @@ use oubliette_protocol::tool::CallResult;
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-/// Notifications that say something to us or to the client.
-pub(super) const READ: [&str; 4] = [
+/// Notifications that are deserialised; all others are counted and dropped by their method alone.
+pub(super) const HANDLED_NOTIFICATIONS: [&str; 4] = [
     "notifications/progress",
     "notifications/message",
     "notifications/cancelled",
     "notifications/subscriptions/acknowledged",
 ];
 
-/// As much of a message as tells what it is.
+/// The JSON-RPC fields of a server's message, with id, result and error left unparsed.
 #[derive(Deserialize)]
-pub(super) struct Envelope<'a> {
+pub(super) struct ServerEnvelope<'a> {
     #[serde(borrow, default)]
     pub(super) id: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -27,24 +27,25 @@ pub(super) struct Envelope<'a> {
     error: Option<&'a RawValue>,
 }
 
-impl Envelope<'_> {
-    /// Which request of ours it answers, if any. Some servers answer a number with its text.
-    pub(super) fn answers(&self) -> Option<i64> {
+impl ServerEnvelope<'_> {
+    /// The id of the request it responds to, if it is a response to one of ours. Some servers send a numeric id
+    /// back as a string.
+    pub(super) fn response_id(&self) -> Option<i64> {
         match self.method {
             Some(_) => None,
             None => self.id?.get().trim_matches('"').parse().ok(),
         }
     }
 
-    /// What its error says.
-    pub(super) fn refusal(&self) -> String {
+    /// The message of its error; a substitute if there is none.
+    pub(super) fn error_message(&self) -> String {
         #[derive(Deserialize)]
-        struct Refusal {
+        struct JsonRpcErrorText {
             message: String,
         }
         let refusal = self
             .error
-            .map(|error| serde_json::from_str::<Refusal>(error.get()));
+            .map(|error| serde_json::from_str::<JsonRpcErrorText>(error.get()));
         match refusal {
             Some(Ok(refusal)) => refusal.message,
             Some(Err(_)) => "it refused the call without saying why".into(),
@@ -53,11 +54,11 @@ impl Envelope<'_> {
     }
 }
 
-/// Reads a call's result, whatever its content blocks are.
+/// Parses the result of a call. Content blocks of any type are kept as they are.
 pub(super) fn read_result(text: &[u8]) -> Result<CallResult, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Wire {
+    struct UncheckedCallResult {
         #[serde(default)]
         result_type: Option<String>,
         #[serde(default)]
@@ -67,11 +68,11 @@ pub(super) fn read_result(text: &[u8]) -> Result<CallResult, String> {
         #[serde(default)]
         is_error: Option<bool>,
     }
-    // A list would be read as the fields in order.
+    // serde would accept an array as the fields in order.
     if !text.trim_ascii_start().starts_with(b"{") {
         return Err("it answered with no tool result: no object".into());
     }
-    let wire: Wire =
+    let wire: UncheckedCallResult =
         serde_json::from_slice(text).map_err(|error| format!("it answered with no tool result: {error}"))?;
     match wire.result_type.as_deref() {
         None | Some("complete") => Ok(CallResult {
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_result_is_said_to_be_none() {
+    fn an_invalid_call_result_is_an_error() {
         for text in [
             "[]",
             "1",

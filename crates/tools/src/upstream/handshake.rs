@@ -1,8 +1,8 @@
-//! Getting from a connection to an MCP client that may call tools, in either lifecycle.
+//! The MCP handshake over a fresh connection, in either lifecycle (`initialize` or `server/discover`).
 //!
 //! `initialize` is tried first, and `server/discover` (revision 2026-07-28) when it is refused. The other
-//! order costs every older server a round trip, and those that ignore what they do not know their whole
-//! start. What worked is remembered for the next start.
+//! order would cost every older server a round trip, and a server that does not answer unknown methods its
+//! whole startup time. The lifecycle that worked is tried first at the next start.
 
 use rmcp::{
     ClientHandler, ClientServiceExt, RoleClient,
@@ -11,16 +11,16 @@ use rmcp::{
 };
 
 use super::{
-    fault::{Fault, chain},
-    http::Endpoint,
-    wire::Wire,
+    fault::{UpstreamFault, error_chain},
+    http::HttpEndpoint,
+    wire::UpstreamWire,
 };
 
-/// Who we say we are. Requests of servers (sampling, elicitation, roots) are refused or answered empty, as
-/// the client does by itself: no capability for them is offered.
-pub(super) struct Us;
+/// The client information sent in the handshake. It offers no capabilities, so requests from servers (sampling,
+/// elicitation, roots) are refused or answered empty by the library's defaults.
+pub(super) struct OublietteClientHandler;
 
-impl ClientHandler for Us {
+impl ClientHandler for OublietteClientHandler {
     fn get_info(&self) -> ClientConfig {
         let us = Implementation::new("oubliette", env!("CARGO_PKG_VERSION"));
         ClientConfig::new(ClientCapabilities::default(), us)
@@ -28,12 +28,12 @@ impl ClientHandler for Us {
     }
 }
 
-/// A client at work.
-pub(super) type Service = RunningService<RoleClient, Us>;
+/// The MCP library's running client.
+pub(super) type RunningMcpClient = RunningService<RoleClient, OublietteClientHandler>;
 
-/// How a conversation begins.
+/// Which MCP lifecycle a server supports: how a connection begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Lifecycle {
+pub(super) enum McpLifecycle {
     /// With `initialize`: revisions up to 2025-11-25.
     #[default]
     Initialize,
@@ -41,73 +41,84 @@ pub(super) enum Lifecycle {
     Discover,
 }
 
-impl Lifecycle {
-    fn other(self) -> Self {
+impl McpLifecycle {
+    fn alternative(self) -> Self {
         match self {
-            Lifecycle::Initialize => Lifecycle::Discover,
-            Lifecycle::Discover => Lifecycle::Initialize,
+            McpLifecycle::Initialize => McpLifecycle::Discover,
+            McpLifecycle::Discover => McpLifecycle::Initialize,
         }
     }
 
     fn method(self) -> &'static str {
         match self {
-            Lifecycle::Initialize => "initialize",
-            Lifecycle::Discover => "server/discover",
+            McpLifecycle::Initialize => "initialize",
+            McpLifecycle::Discover => "server/discover",
         }
     }
 
     fn mode(self) -> ClientLifecycleMode {
         match self {
-            Lifecycle::Initialize => ClientLifecycleMode::Initialize,
-            Lifecycle::Discover => ClientLifecycleMode::Discover {
+            McpLifecycle::Initialize => ClientLifecycleMode::Initialize,
+            McpLifecycle::Discover => ClientLifecycleMode::Discover {
                 preferred_versions: vec![ProtocolVersion::NO_INITIALIZE],
             },
         }
     }
 }
 
-/// What a handshake is made over.
-pub(super) enum Link {
-    /// A connection that stays.
-    Wire(Wire),
-    /// An HTTP endpoint.
-    Http(Endpoint),
+/// The transport an MCP client runs over.
+pub(super) enum ClientTransport {
+    /// A persistent message connection: stdio, ws or tcp.
+    Wire(UpstreamWire),
+    /// A streamable HTTP endpoint.
+    Http(HttpEndpoint),
 }
 
-impl Link {
-    async fn greet(&self, lifecycle: Lifecycle) -> Result<Service, ClientInitializeError> {
+impl ClientTransport {
+    async fn start_client(&self, lifecycle: McpLifecycle) -> Result<RunningMcpClient, ClientInitializeError> {
         match self {
-            Link::Wire(wire) => Us.serve_with_lifecycle(wire.clone(), lifecycle.mode()).await,
-            Link::Http(endpoint) => {
-                Us.serve_with_lifecycle(endpoint.transport(), lifecycle.mode())
+            ClientTransport::Wire(wire) => {
+                OublietteClientHandler
+                    .serve_with_lifecycle(wire.clone(), lifecycle.mode())
+                    .await
+            }
+            ClientTransport::Http(endpoint) => {
+                OublietteClientHandler
+                    .serve_with_lifecycle(endpoint.transport(), lifecycle.mode())
                     .await
             }
         }
     }
 }
 
-/// Makes the handshake, `known` first.
-pub(super) async fn greet(link: &Link, known: Lifecycle) -> Result<(Service, Lifecycle), Fault> {
-    let first = match Box::pin(link.greet(known)).await {
-        Ok(service) => return Ok((service, known)),
+/// Makes the handshake in the `known` lifecycle, or in the other one if the server refuses that.
+pub(super) async fn perform_handshake(
+    transport: &ClientTransport,
+    known: McpLifecycle,
+) -> Result<(RunningMcpClient, McpLifecycle), UpstreamFault> {
+    let first = match Box::pin(transport.start_client(known)).await {
+        Ok(client) => return Ok((client, known)),
         Err(error) => error,
     };
-    let said = |lifecycle: Lifecycle, error: &ClientInitializeError| {
-        format!("{} failed: {}", lifecycle.method(), chain(error))
+    let describe = |lifecycle: McpLifecycle, error: &ClientInitializeError| {
+        format!("{} failed: {}", lifecycle.method(), error_chain(error))
     };
-    let first_said = said(known, &first);
-    if !answered(&first) {
-        return Err(Fault::new(first_said));
+    let first_failure = describe(known, &first);
+    if !refused_by_server(&first) {
+        return Err(UpstreamFault::new(first_failure));
     }
-    let other = known.other();
-    match Box::pin(link.greet(other)).await {
-        Ok(service) => Ok((service, other)),
-        Err(error) => Err(Fault::new(format!("{first_said}; {}", said(other, &error)))),
+    let other = known.alternative();
+    match Box::pin(transport.start_client(other)).await {
+        Ok(client) => Ok((client, other)),
+        Err(error) => Err(UpstreamFault::new(format!(
+            "{first_failure}; {}",
+            describe(other, &error)
+        ))),
     }
 }
 
-/// Whether the server itself said no, so that the connection is good for another question.
-fn answered(error: &ClientInitializeError) -> bool {
+/// Whether the server itself refused the handshake, so that the connection can be used for another attempt.
+fn refused_by_server(error: &ClientInitializeError) -> bool {
     matches!(
         error,
         ClientInitializeError::JsonRpcError(_)

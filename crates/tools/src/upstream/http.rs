@@ -1,7 +1,7 @@
 //! MCP over streamable HTTP.
 //!
-//! The protocol (sessions, streams, resuming, the headers of each revision) is the MCP client's; the
-//! requests are made here, so that no answer is read past the limit and results pass as they stand.
+//! The MCP library implements the protocol (sessions, streams, resumption, the headers of each revision); the
+//! requests are made here, so that no response is read beyond the size limit and results are kept verbatim.
 
 use std::{borrow::Cow, collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -23,45 +23,49 @@ use rmcp::{
 use sse_stream::{Sse, SseStream};
 
 use super::{
-    fault::{Fault, bounded, chain},
+    fault::{UpstreamFault, error_chain, truncate_error},
     limits,
-    lines::too_long,
+    lines::message_too_large,
     tls,
-    traffic::{Ending, Traffic},
+    traffic::{ConnectionEnd, TrafficFilter},
 };
 
-/// What went wrong with a request, as the MCP client hands it on.
+/// The MCP library's error of an HTTP request.
 pub(super) type HttpError = StreamableHttpError<reqwest::Error>;
 
-/// Everything needed to talk to one endpoint. No connection is made before the first message.
+/// URL, HTTP client and headers of one endpoint. No connection is made before the first message.
 #[derive(Clone)]
-pub(super) struct Endpoint {
+pub(super) struct HttpEndpoint {
     url: Arc<str>,
     client: reqwest::Client,
     headers: HashMap<HeaderName, HeaderValue>,
-    traffic: Arc<Traffic>,
+    traffic: Arc<TrafficFilter>,
 }
 
-impl Endpoint {
-    /// An endpoint with the headers of every request.
-    pub(super) fn new(url: &str, headers: HeaderMap, traffic: Arc<Traffic>) -> Result<Self, Fault> {
-        let broken = |what: String| Fault::new(format!("cannot connect to {url}: {what}"));
-        let tls = tls::client().map_err(|error| broken(error.to_string()))?;
+impl HttpEndpoint {
+    /// An endpoint; `headers` are sent with every request.
+    pub(super) fn new(
+        url: &str,
+        headers: HeaderMap,
+        traffic: Arc<TrafficFilter>,
+    ) -> Result<Self, UpstreamFault> {
+        let broken = |what: String| UpstreamFault::new(format!("cannot connect to {url}: {what}"));
+        let tls = tls::client_config().map_err(|error| broken(error.to_string()))?;
         let mut builder = reqwest::Client::builder()
             .tls_backend_preconfigured(tls)
-            .redirect(redirect::Policy::custom(follow))
+            .redirect(redirect::Policy::custom(redirect_policy))
             .tcp_nodelay(true)
             .pool_idle_timeout(Duration::from_secs(60));
         if is_loopback(url) {
-            // A proxy of the host could not reach what listens here.
+            // A proxy configured in the environment could not reach this host's loopback.
             builder = builder.no_proxy();
         }
-        let client = builder.build().map_err(|error| broken(chain(&error)))?;
+        let client = builder.build().map_err(|error| broken(error_chain(&error)))?;
         let headers = headers
             .into_iter()
             .filter_map(|(name, value)| Some((name?, value)));
         let headers = headers
-            .filter(|(name, _)| !OWN.contains(&name.as_str()))
+            .filter(|(name, _)| !PROTOCOL_HEADERS.contains(&name.as_str()))
             .collect();
         Ok(Self {
             url: url.into(),
@@ -71,30 +75,31 @@ impl Endpoint {
         })
     }
 
-    /// A fresh transport; one serves one handshake.
-    pub(super) fn transport(&self) -> Tapped {
+    /// A new transport; each handshake attempt needs its own.
+    pub(super) fn transport(&self) -> FilteredHttpTransport {
         let config = StreamableHttpClientTransportConfig::with_uri(self.url.clone())
             .custom_headers(self.headers.clone())
-            .max_sse_event_size(limits::MESSAGE_BYTES)
-            // One slow answer must not hold up the others.
+            .max_sse_event_size(limits::MAX_MESSAGE_BYTES)
+            // One slow response must not block other requests.
             .max_concurrent_requests(256);
-        let client = Client {
+        let client = BoundedHttpClient {
             client: self.client.clone(),
             url: self.url.clone(),
             traffic: self.traffic.clone(),
         };
-        Tapped {
+        FilteredHttpTransport {
             inner: StreamableHttpClientTransport::with_client(client, config),
             traffic: self.traffic.clone(),
         }
     }
 }
 
-/// Headers that the protocol sets itself.
-const OWN: [&str; 4] = ["accept", "content-type", "mcp-session-id", "last-event-id"];
+/// Headers the MCP library sets itself; those of the definition are ignored.
+const PROTOCOL_HEADERS: [&str; 4] = ["accept", "content-type", "mcp-session-id", "last-event-id"];
 
-/// Follows what a router does to a trailing slash, and nothing that would carry our headers elsewhere.
-fn follow(attempt: redirect::Attempt<'_>) -> redirect::Action {
+/// Follows method-preserving redirects within the same origin, as routers use for a trailing slash. Others are
+/// not followed: they would send the headers, and the credentials in them, elsewhere.
+fn redirect_policy(attempt: redirect::Attempt<'_>) -> redirect::Action {
     let kept = matches!(
         attempt.status(),
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT
@@ -114,31 +119,31 @@ fn is_loopback(url: &str) -> bool {
     })
 }
 
-/// The client's transport with [`Traffic`] in between.
-pub(super) struct Tapped {
-    inner: StreamableHttpClientTransport<Client>,
-    traffic: Arc<Traffic>,
+/// The library's HTTP transport with a [`TrafficFilter`] on both directions.
+pub(super) struct FilteredHttpTransport {
+    inner: StreamableHttpClientTransport<BoundedHttpClient>,
+    traffic: Arc<TrafficFilter>,
 }
 
-impl Transport<RoleClient> for Tapped {
+impl Transport<RoleClient> for FilteredHttpTransport {
     type Error = HttpError;
 
     fn send(
         &mut self,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), HttpError>> + Send + 'static {
-        self.traffic.outgoing(&message);
+        self.traffic.register_outgoing(&message);
         self.inner.send(message)
     }
 
     async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
         loop {
-            self.traffic.unhurried().await;
+            self.traffic.throttle().await;
             let Some(message) = self.inner.receive().await else {
-                self.traffic.ended.set(Ending::Closed);
+                self.traffic.ended.set(ConnectionEnd::Closed);
                 return None;
             };
-            if let Some(message) = self.traffic.sift(message, 0) {
+            if let Some(message) = self.traffic.filter(message, 0) {
                 return Some(message);
             }
         }
@@ -149,44 +154,48 @@ impl Transport<RoleClient> for Tapped {
     }
 }
 
-/// The requests themselves.
+/// Makes the library's HTTP requests with bounded response bodies.
 #[derive(Clone)]
-struct Client {
+struct BoundedHttpClient {
     client: reqwest::Client,
     url: Arc<str>,
-    traffic: Arc<Traffic>,
+    traffic: Arc<TrafficFilter>,
 }
 
-impl Client {
-    /// An error of the connection: the server is gone until it answers again.
-    fn lost(&self, error: reqwest::Error) -> HttpError {
+impl BoundedHttpClient {
+    /// Marks the connection as lost if the request failed at the connection rather than in its response.
+    fn connection_lost(&self, error: reqwest::Error) -> HttpError {
         let error = error.without_url();
         if error.is_connect() || error.is_request() || error.is_body() {
-            self.fail(format!("{} cannot be reached: {}", self.url, chain(&error)));
+            self.end_with_fault(format!("{} cannot be reached: {}", self.url, error_chain(&error)));
         }
         StreamableHttpError::Client(error)
     }
 
-    fn fail(&self, reason: String) {
-        self.traffic.ended.set(Ending::Fault(reason.into()));
+    fn end_with_fault(&self, reason: String) {
+        self.traffic.ended.set(ConnectionEnd::Fault(reason.into()));
     }
 
-    /// Reads a body that may not be larger than a message.
-    async fn body(&self, mut response: Response) -> Result<Bytes, HttpError> {
+    /// Reads a body of at most [`limits::MAX_MESSAGE_BYTES`].
+    async fn read_body(&self, mut response: Response) -> Result<Bytes, HttpError> {
         let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| self.lost(error))? {
-            if body.len() + chunk.len() > limits::MESSAGE_BYTES {
-                self.fail(too_long());
-                return Err(unexpected(too_long()));
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(|error| self.connection_lost(error))?
+        {
+            if body.len() + chunk.len() > limits::MAX_MESSAGE_BYTES {
+                self.end_with_fault(message_too_large());
+                return Err(unexpected_response(message_too_large()));
             }
             body.extend_from_slice(&chunk);
         }
         Ok(body.into())
     }
 
-    fn events(&self, response: Response, most: usize) -> BoxStream<'static, Result<Sse, SseError>> {
+    fn read_events(&self, response: Response, most: usize) -> BoxStream<'static, Result<Sse, SseError>> {
         let traffic = self.traffic.clone();
-        let mut event = EventSize::default();
+        let mut event = SseEventSize::default();
         let bytes = response
             .bytes_stream()
             .map_err(io::Error::other)
@@ -195,18 +204,20 @@ impl Client {
                 match event.add(&chunk, most) {
                     true => Ok(chunk),
                     false => {
-                        traffic.ended.set(Ending::Fault(too_long().into()));
-                        Err(io::Error::other(too_long()))
+                        traffic
+                            .ended
+                            .set(ConnectionEnd::Fault(message_too_large().into()));
+                        Err(io::Error::other(message_too_large()))
                     }
                 }
             });
         let traffic = self.traffic.clone();
         let answered = move |mut event: Sse| {
-            // The answer to a call is taken out here; the client gets an empty one in its place.
+            // The result of a call is kept by the filter; the library gets an empty response in its place.
             if let Some(data) = event.data.take() {
                 let data = Bytes::from(data);
                 let answered = traffic
-                    .answered(&data)
+                    .intercept_http_response(&data)
                     .and_then(|message| serde_json::to_string(&message).ok());
                 event.data = Some(answered.unwrap_or_else(|| String::from_utf8_lossy(&data).into_owned()));
             }
@@ -215,8 +226,8 @@ impl Client {
         SseStream::from_bytes_stream(bytes).map_ok(answered).boxed()
     }
 
-    /// What an answer that is no success means.
-    async fn refused(
+    /// Turns a response with an error status into the JSON-RPC message or error the library expects.
+    async fn handle_error_status(
         &self,
         message: &ClientJsonRpcMessage,
         response: Response,
@@ -237,13 +248,13 @@ impl Client {
         if status == StatusCode::TOO_MANY_REQUESTS {
             return Err(status_error.into());
         }
-        let body = self.body(response).await?;
+        let body = self.read_body(response).await?;
         let error = match serde_json::from_slice(&body) {
             Ok(ServerJsonRpcMessage::Error(error)) if !denied => Some(error),
             _ => None,
         };
-        // A handshake that is refused means the other lifecycle, if the refusal can be matched to it: a
-        // router that knows nothing of the message cannot name its id.
+        // A refused handshake leads to the other lifecycle, which needs a JSON-RPC error with the request's id.
+        // A router that rejects the request before any MCP code cannot give one, so it is made here.
         if let ClientJsonRpcMessage::Request(request) = message
             && matches!(
                 request.request,
@@ -254,7 +265,7 @@ impl Client {
         {
             let text = String::from_utf8_lossy(&body);
             let data = error.map_or_else(
-                || ErrorData::invalid_request(format!("HTTP {status}: {}", bounded(&text)), None),
+                || ErrorData::invalid_request(format!("HTTP {status}: {}", truncate_error(&text)), None),
                 |error| error.error,
             );
             let answer = ServerJsonRpcMessage::error(data, Some(request.id.clone()));
@@ -266,19 +277,19 @@ impl Client {
                 None,
             )),
             None if status.is_server_error() => Err(status_error.into()),
-            None => Err(unexpected(format!(
+            None => Err(unexpected_response(format!(
                 "HTTP {status}: {}",
-                bounded(&String::from_utf8_lossy(&body))
+                truncate_error(&String::from_utf8_lossy(&body))
             ))),
         }
     }
 }
 
-fn unexpected(what: String) -> HttpError {
+fn unexpected_response(what: String) -> HttpError {
     StreamableHttpError::UnexpectedServerResponse(Cow::Owned(what))
 }
 
-impl StreamableHttpClient for Client {
+impl StreamableHttpClient for BoundedHttpClient {
     type Error = reqwest::Error;
 
     async fn post_message(
@@ -289,7 +300,7 @@ impl StreamableHttpClient for Client {
         auth_header: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<StreamableHttpPostResponse, HttpError> {
-        let most = limits::MESSAGE_BYTES;
+        let most = limits::MAX_MESSAGE_BYTES;
         self.post_message_with_max_sse_event_size(uri, message, session_id, auth_header, headers, most)
             .await
     }
@@ -315,7 +326,7 @@ impl StreamableHttpClient for Client {
             .json(&message)
             .send()
             .await
-            .map_err(|error| self.lost(error))?;
+            .map_err(|error| self.connection_lost(error))?;
         let status = response.status();
         if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
             return Ok(StreamableHttpPostResponse::Accepted);
@@ -324,7 +335,7 @@ impl StreamableHttpClient for Client {
             return Err(StreamableHttpError::SessionExpired);
         }
         if !status.is_success() {
-            return self.refused(&message, response).await;
+            return self.handle_error_status(&message, response).await;
         }
         let wants_answer = matches!(message, ClientJsonRpcMessage::Request(_));
         let text = |name: &str| {
@@ -337,18 +348,20 @@ impl StreamableHttpClient for Client {
         let (kind, new_session) = (text("content-type"), text("mcp-session-id"));
         match kind.as_deref() {
             Some(kind) if kind.starts_with("text/event-stream") => Ok(StreamableHttpPostResponse::Sse(
-                self.events(response, most),
+                self.read_events(response, most),
                 new_session,
             )),
             Some(kind) if kind.starts_with("application/json") => {
-                let body = self.body(response).await?;
-                if let Some(answered) = self.traffic.answered(&body) {
+                let body = self.read_body(response).await?;
+                if let Some(answered) = self.traffic.intercept_http_response(&body) {
                     return Ok(StreamableHttpPostResponse::Json(answered, new_session));
                 }
                 match serde_json::from_slice(&body) {
                     Ok(message) => Ok(StreamableHttpPostResponse::Json(message, new_session)),
                     Err(_) if !wants_answer => Ok(StreamableHttpPostResponse::Accepted),
-                    Err(error) => Err(unexpected(format!("its answer is no message: {error}"))),
+                    Err(error) => Err(unexpected_response(format!(
+                        "its response is no JSON-RPC message: {error}"
+                    ))),
                 }
             }
             _ if !wants_answer => Ok(StreamableHttpPostResponse::Accepted),
@@ -376,7 +389,7 @@ impl StreamableHttpClient for Client {
         auth_header: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpError> {
-        let most = limits::MESSAGE_BYTES;
+        let most = limits::MAX_MESSAGE_BYTES;
         self.get_stream_with_max_sse_event_size(uri, session_id, last_event_id, auth_header, headers, most)
             .await
     }
@@ -399,30 +412,30 @@ impl StreamableHttpClient for Client {
             most,
         );
         stream.await.map_err(|error| match error {
-            // The stream is asked for again when it breaks, so this is how a dead server shows while
-            // nobody calls it. A stream that is merely cut is no sign of it.
-            StreamableHttpError::Client(error) if error.is_connect() => self.lost(error),
+            // The library reopens the stream when it breaks, so a failing connect here is how a dead server is
+            // noticed between calls. A stream that merely ends is no sign of that.
+            StreamableHttpError::Client(error) if error.is_connect() => self.connection_lost(error),
             other => other,
         })
     }
 }
 
-/// How large the event being read is.
+/// Size of the SSE event being read, in bytes, to bound events before they are complete.
 #[derive(Default)]
-struct EventSize {
+struct SseEventSize {
     bytes: usize,
-    line: usize,
+    line_bytes: usize,
 }
 
-impl EventSize {
-    /// Adds what came in; false when an event is too large.
+impl SseEventSize {
+    /// Adds a chunk; returns false when an event exceeds `most` bytes.
     fn add(&mut self, chunk: &[u8], most: usize) -> bool {
         for &byte in chunk {
             match byte {
-                b'\n' if self.line == 0 => self.bytes = 0,
-                b'\n' => self.line = 0,
+                b'\n' if self.line_bytes == 0 => self.bytes = 0,
+                b'\n' => self.line_bytes = 0,
                 b'\r' => {}
-                _ => self.line += 1,
+                _ => self.line_bytes += 1,
             }
             self.bytes += 1;
             if self.bytes > most {
@@ -439,7 +452,7 @@ mod tests {
 
     #[test]
     fn an_event_is_measured_from_blank_line_to_blank_line() {
-        let mut size = EventSize::default();
+        let mut size = SseEventSize::default();
         assert!(size.add(b"data: 12345\r\n\r\ndata: 12345\n", 16));
         assert!(size.add(b"\ndata: 1234", 16));
         assert!(!size.add(b"567890", 16));

@@ -1,15 +1,15 @@
-//! A value that is set once and can be waited for.
+//! A value that is set once and can be awaited.
 
 use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
-/// Set once; every waiter then has it. Clones share it.
+/// A value that is set once; all waiters then get a clone. Clones of the latch share it.
 #[derive(Debug)]
-pub(super) struct Latch<T>(Arc<Inner<T>>);
+pub(super) struct Latch<T>(Arc<LatchState<T>>);
 
 #[derive(Debug)]
-struct Inner<T> {
+struct LatchState<T> {
     value: OnceLock<T>,
     set: CancellationToken,
 }
@@ -22,7 +22,7 @@ impl<T> Clone for Latch<T> {
 
 impl<T> Default for Latch<T> {
     fn default() -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(LatchState {
             value: OnceLock::new(),
             set: CancellationToken::new(),
         }))
@@ -30,23 +30,23 @@ impl<T> Default for Latch<T> {
 }
 
 impl<T: Clone> Latch<T> {
-    /// Sets it; the first value stays.
+    /// Sets the value, unless it is set already.
     pub(super) fn set(&self, value: T) {
         let _ = self.0.value.set(value);
         self.0.set.cancel();
     }
 
-    /// What it was set to.
+    /// The value, if set.
     pub(super) fn get(&self) -> Option<T> {
         self.0.value.get().cloned()
     }
 
-    /// Whether it was set.
+    /// Whether the value is set.
     pub(super) fn is_set(&self) -> bool {
         self.0.value.get().is_some()
     }
 
-    /// Waits until it is set.
+    /// Waits until the value is set.
     pub(super) async fn wait(&self) -> T {
         loop {
             self.0.set.cancelled().await;

@@ -1,56 +1,56 @@
-//! How much of one tool server is put up with.
+//! Bounds on one tool server: sizes, counts and times.
 
 use std::time::Duration;
 
 /// The largest message in either direction, in bytes.
-pub(super) const MESSAGE_BYTES: usize = 16 * 1024 * 1024;
-/// What may wait to be read by a server, in bytes and in messages.
-pub(super) const QUEUED_BYTES: usize = 2 * MESSAGE_BYTES;
-/// See [`QUEUED_BYTES`].
-pub(super) const QUEUED_MESSAGES: usize = 4096;
+pub(super) const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+/// Most bytes queued for a server that does not read; beyond them messages are refused.
+pub(super) const MAX_QUEUED_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
+/// Most messages queued for a server that does not read.
+pub(super) const MAX_QUEUED_MESSAGES: usize = 4096;
 
 /// The most tools a server may list.
-pub(super) const TOOLS: usize = 20_000;
+pub(super) const MAX_TOOLS: usize = 20_000;
 /// The most pages it may list them on.
-pub(super) const PAGES: usize = 2_000;
-/// The longest tool name, in characters.
-pub(super) const NAME_CHARS: usize = 256;
+pub(super) const MAX_PAGES: usize = 2_000;
+/// The longest tool name kept, in characters; longer ones are cut.
+pub(super) const MAX_NAME_CHARS: usize = 256;
 /// The most of a description that is kept, in bytes.
-pub(super) const DESCRIPTION_BYTES: usize = 64 * 1024;
-/// The most a schema may weigh, in bytes of JSON, and nest.
-pub(super) const SCHEMA_BYTES: usize = 256 * 1024;
-/// See [`SCHEMA_BYTES`].
-pub(super) const SCHEMA_DEPTH: usize = 64;
+pub(super) const MAX_DESCRIPTION_BYTES: usize = 64 * 1024;
+/// The largest schema, in approximate bytes of JSON.
+pub(super) const MAX_SCHEMA_BYTES: usize = 256 * 1024;
+/// The deepest nesting of a schema.
+pub(super) const MAX_SCHEMA_DEPTH: usize = 64;
 
-/// What is kept of a server's stderr, in bytes.
-pub(super) const STDERR_BYTES: usize = 4 * 1024;
+/// Length of the tail kept of a server's stderr, in bytes.
+pub(super) const STDERR_TAIL_BYTES: usize = 4 * 1024;
 /// The longest error text taken over from a server, in bytes.
-pub(super) const ERROR_BYTES: usize = 4 * 1024;
+pub(super) const MAX_ERROR_BYTES: usize = 4 * 1024;
 
-/// Messages nobody asked for (notifications, requests, noise) that are read in one window; past them
-/// reading pauses, and the server's own pipe holds it back.
-pub(super) const UNASKED_MESSAGES: u32 = 2_000;
-/// The same in bytes.
-pub(super) const UNASKED_BYTES: usize = 4 * 1024 * 1024;
-/// The window they are counted in.
-pub(super) const UNASKED_WINDOW: Duration = Duration::from_millis(50);
+/// Unsolicited messages (notifications, requests, invalid lines) read in one window. Beyond them reading pauses,
+/// and the full pipe or socket throttles the server.
+pub(super) const MAX_UNSOLICITED_MESSAGES: u32 = 2_000;
+/// Bytes of unsolicited messages read in one window.
+pub(super) const MAX_UNSOLICITED_BYTES: usize = 4 * 1024 * 1024;
+/// Length of the window unsolicited messages are counted in.
+pub(super) const UNSOLICITED_WINDOW: Duration = Duration::from_millis(50);
 
-/// How long a process may still live after its output ended, or its output after it, before the reason is
-/// given without waiting for the other.
-pub(super) const LAST_WORDS: Duration = Duration::from_millis(100);
-/// How long the exit of a process is waited for once its output has ended, and the end of its stderr once it
-/// was killed: they come at once, unless the machine is busy.
-pub(super) const EXIT: Duration = Duration::from_secs(2);
-/// After its stdin was closed, and again after SIGTERM, before the next step is taken.
-pub(super) const STOP_STEP: Duration = Duration::from_millis(500);
-/// For the rest of closing a connection.
-pub(super) const CLOSE: Duration = Duration::from_secs(1);
+/// How long what a closing connection still has to say is waited for: its last response, the end of its output
+/// after its exit, its death after a kill.
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long the exit of a process is waited for once its output has ended, and the end of its stderr once it was
+/// killed. Both come at once unless the machine is busy.
+pub(super) const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a process has to exit after its stdin was closed, and again after SIGTERM.
+pub(super) const STOP_STEP_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long closing the MCP client, or sending a cancellation, may take.
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A server that stayed up this long has come back for good.
-pub(super) const SETTLED_IN: Duration = Duration::from_secs(10);
-/// The first pause between starts, which doubles.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// A server that stayed up this long counts as stable: its restart count begins anew.
+pub(super) const STABLE_UPTIME: Duration = Duration::from_secs(10);
+/// The first pause between starts; it doubles with each.
+pub(super) const MIN_BACKOFF: Duration = Duration::from_millis(500);
 /// The longest pause between starts.
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// The shortest time between two readings of a tool list that keeps changing.
-pub(super) const LIST_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// The shortest time between two reads of a tool list that keeps changing.
+pub(super) const RELIST_INTERVAL: Duration = Duration::from_millis(200);

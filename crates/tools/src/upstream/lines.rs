@@ -1,4 +1,4 @@
-//! One JSON-RPC message a line, as stdio and tcp carry them.
+//! Newline-delimited JSON-RPC messages, as stdio and tcp carry them.
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -9,11 +9,11 @@ use super::{
     wire::{FrameRead, FrameWrite},
 };
 
-/// Lines out of a byte stream. A read that is given up loses nothing: what came in stays in the buffer.
+/// Reads lines from a byte stream. Cancel-safe: bytes of an incomplete line stay in the buffer.
 pub(super) struct LineReader<R> {
     io: R,
     buffer: BytesMut,
-    /// How much of the buffer is known to hold no line end.
+    /// Length of the buffer's beginning that is known to hold no line end.
     scanned: usize,
     ended: bool,
 }
@@ -34,7 +34,7 @@ impl<R> LineReader<R> {
 impl<R: AsyncRead + Send + Unpin> FrameRead for LineReader<R> {
     async fn next(&mut self) -> Result<Option<Bytes>, String> {
         const CHUNK: usize = 16 * 1024;
-        /// With less room than this a read is not worth its call.
+        /// Grow the buffer when less room than this is left: smaller reads are not worth a system call.
         const LEAST: usize = 2 * 1024;
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
@@ -49,13 +49,13 @@ impl<R: AsyncRead + Send + Unpin> FrameRead for LineReader<R> {
                 return Ok(Some(line.slice(..end)));
             }
             self.scanned = self.buffer.len();
-            if self.scanned > limits::MESSAGE_BYTES {
+            if self.scanned > limits::MAX_MESSAGE_BYTES {
                 self.buffer = BytesMut::new();
                 self.ended = true;
-                return Err(too_long());
+                return Err(message_too_large());
             }
             if self.ended {
-                // What has no line end is no message.
+                // A last line without a line end is incomplete and dropped.
                 return Ok(None);
             }
             if self.buffer.capacity() - self.buffer.len() < LEAST {
@@ -73,7 +73,7 @@ impl<R: AsyncRead + Send + Unpin> FrameRead for LineReader<R> {
     }
 }
 
-/// Lines into a byte stream.
+/// Writes lines to a byte stream; messages of one call go into one write.
 pub(super) struct LineWriter<W>(pub(super) W);
 
 #[async_trait]
@@ -101,11 +101,11 @@ impl<W: AsyncWrite + Send + Unpin> FrameWrite for LineWriter<W> {
     }
 }
 
-/// What a message past the limit is answered with.
-pub(super) fn too_long() -> String {
+/// The error for a message larger than [`limits::MAX_MESSAGE_BYTES`].
+pub(super) fn message_too_large() -> String {
     format!(
         "it sent a message larger than {} MiB",
-        limits::MESSAGE_BYTES / 1024 / 1024
+        limits::MAX_MESSAGE_BYTES / 1024 / 1024
     )
 }
 
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn lines_come_whole_however_they_are_cut() {
+    async fn lines_are_reassembled_from_partial_reads() {
         let (mut ours, theirs) = tokio::io::duplex(3);
         tokio::spawn(async move {
             ours.write_all("{\"a\":1}\r\n\n\"ü\"\nrest".as_bytes())
@@ -130,11 +130,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_without_end_is_given_up_at_the_limit() {
+    async fn an_endless_line_fails_at_the_limit() {
         let mut lines = LineReader::new(tokio::io::repeat(b'x'));
         assert!(lines.next().await.unwrap_err().contains("16 MiB"));
         assert!(
-            lines.buffer.capacity() < limits::MESSAGE_BYTES,
+            lines.buffer.capacity() < limits::MAX_MESSAGE_BYTES,
             "nothing of it is kept"
         );
     }

@@ -1,4 +1,4 @@
-//! The tools a server says it has, read page by page and checked before anyone is shown them.
+//! Reads a server's tool list page by page and checks every tool before it is shown to anyone.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use oubliette_protocol::{Object, id::quoted};
+use oubliette_protocol::{JsonObject, id::quoted};
 use rmcp::{
     RoleClient,
     model::{ClientRequest, ListToolsRequest, ListToolsRequestMethod, PaginatedRequestParams, ServerResult},
@@ -16,9 +16,9 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
-    fault::Fault,
+    fault::UpstreamFault,
     limits,
-    traffic::{Answer, Attached, ForHttp},
+    traffic::{HttpResultVisibility, RequestAttachment, ResultSlot},
 };
 
 /// A tool as its server describes it.
@@ -34,75 +34,77 @@ pub struct UpstreamTool {
     pub title: Option<String>,
     /// A JSON schema of its structured results.
     pub output_schema: Option<Arc<Value>>,
-    /// MCP's hints (`readOnlyHint`, …), as the server gives them. Nothing here relies on them.
+    /// MCP's hints (`readOnlyHint`, …), as the server gives them. They are shown, never relied on.
     pub annotations: Option<Value>,
-    /// What was wrong with the description and how it was put right.
+    /// What was wrong with the server's description of the tool, and how it was corrected.
     pub note: Option<String>,
 }
 
-/// Asks for every tool.
-pub(super) async fn list(peer: &Peer<RoleClient>) -> Result<Vec<UpstreamTool>, Fault> {
+/// Reads all pages of `tools/list`. Invalid tools are left out or corrected; a list that does not end is a fault.
+pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<UpstreamTool>, UpstreamFault> {
     let mut tools = Vec::new();
     let mut cursors = HashSet::new();
     let mut cursor: Option<String> = None;
-    for _ in 0..limits::PAGES {
-        let page = page(peer, cursor.take()).await?;
+    for _ in 0..limits::MAX_PAGES {
+        let page = request_page(peer, cursor.take()).await?;
         for tool in page.tools {
-            if tools.len() >= limits::TOOLS {
-                return Err(Fault::new(format!("it lists more than {} tools", limits::TOOLS)));
+            if tools.len() >= limits::MAX_TOOLS {
+                return Err(UpstreamFault::new(format!(
+                    "it lists more than {} tools",
+                    limits::MAX_TOOLS
+                )));
             }
-            match fields(&tool).and_then(|(fields, note)| read(fields, note)) {
-                // A name listed twice, or too long, is the registry's to refuse: there it is seen.
+            match parse_fields(&tool).and_then(|(fields, note)| parse_tool(fields, note)) {
+                // A repeated or over-long name is kept: the registry refuses it, where users see the reason.
                 Ok(tool) => tools.push(tool),
-                Err(why) => tracing::warn!("a listed tool is left out: {why}"),
+                Err(why) => tracing::warn!("tools/list: an invalid tool is left out: {why}"),
             }
         }
         match page.next_cursor {
             None => return Ok(tools),
             Some(next) if cursors.insert(next.clone()) => cursor = Some(next),
             Some(_) => {
-                return Err(Fault::new(
+                return Err(UpstreamFault::new(
                     "its tool list does not end: a page leads back to an earlier one",
                 ));
             }
         }
     }
-    Err(Fault::new(format!(
+    Err(UpstreamFault::new(format!(
         "its tool list has more than {} pages",
-        limits::PAGES
+        limits::MAX_PAGES
     )))
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Page {
-    /// Read one by one: a tool that is no tool must not cost the others.
+struct ToolPage {
+    /// Unparsed, so that one invalid tool does not fail the page.
     tools: Vec<Box<RawValue>>,
     #[serde(default)]
     next_cursor: Option<String>,
 }
 
-/// One page. It is asked for directly rather than through the client's cache, which would answer for the
-/// server, and read from what stood on the wire: one tool that is not as it should be must not cost the
-/// others.
-async fn page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result<Page, Fault> {
-    let answer = Answer::default();
+/// Requests one page. Not through the library's list methods: their cache may answer in the server's place, and
+/// their types reject a page with one invalid tool, so the page is parsed from its text on the wire.
+async fn request_page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result<ToolPage, UpstreamFault> {
+    let result_slot = ResultSlot::default();
     let mut request = ListToolsRequest {
         method: ListToolsRequestMethod,
         params: cursor.map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor))),
         extensions: Default::default(),
     };
-    request.extensions.insert(Attached {
-        answer: answer.clone(),
+    request.extensions.insert(RequestAttachment {
+        result_slot: result_slot.clone(),
         progress: None,
-        for_http: ForHttp::Shown,
+        http_visibility: HttpResultVisibility::Shown,
     });
-    let broken = |what: &str| Fault::new(format!("it answered tools/list with {what}"));
+    let broken = |what: &str| UpstreamFault::new(format!("it answered tools/list with {what}"));
     let page = match peer.send_request(ClientRequest::ListToolsRequest(request)).await {
-        Ok(ServerResult::EmptyResult(_)) => answer.lock().take(),
+        Ok(ServerResult::EmptyResult(_)) => result_slot.lock().take(),
         Ok(other) => serde_json::to_vec(&other).ok().map(Bytes::from),
         Err(ServiceError::McpError(error)) if error.code == rmcp::model::ErrorCode::METHOD_NOT_FOUND => {
-            return Ok(Page {
+            return Ok(ToolPage {
                 tools: Vec::new(),
                 next_cursor: None,
             });
@@ -111,29 +113,30 @@ async fn page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result<Page, F
             return Err(broken(&format!(
                 "the error {} {:?}",
                 error.code.0,
-                super::fault::bounded(&error.message)
+                super::fault::truncate_error(&error.message)
             )));
         }
-        Err(error) => return Err(broken(&super::fault::chain(&error))),
+        Err(error) => return Err(broken(&super::fault::error_chain(&error))),
     };
-    let page: Page = page
+    let page: ToolPage = page
         .filter(|page| page.trim_ascii_start().starts_with(b"{"))
         .ok_or_else(|| broken("something else"))
         .and_then(|page| {
             serde_json::from_slice(&page).map_err(|error| broken(&format!("no list of tools: {error}")))
         })?;
-    Ok(Page {
+    Ok(ToolPage {
         next_cursor: page.next_cursor.filter(|cursor| !cursor.is_empty()),
         ..page
     })
 }
 
-/// The fields of one tool, and what was left out of them: what is nested too deep to be read.
-fn fields(tool: &RawValue) -> Result<(Object, Option<String>), String> {
+/// Parses the fields of one tool. A field nested too deep to parse is left out; for the input schema a note says
+/// so.
+fn parse_fields(tool: &RawValue) -> Result<(JsonObject, Option<String>), String> {
     let raw: HashMap<String, &RawValue> =
         serde_json::from_str(tool.get()).map_err(|_| "it is no object".to_owned())?;
     let mut note = None;
-    let mut fields = Object::new();
+    let mut fields = JsonObject::new();
     for (name, value) in raw {
         match serde_json::from_str(value.get()) {
             Ok(value) => drop(fields.insert(name, value)),
@@ -148,15 +151,15 @@ fn fields(tool: &RawValue) -> Result<(Object, Option<String>), String> {
     Ok((fields, note))
 }
 
-/// Reads one tool, putting right what can be.
-fn read(mut tool: Object, note: Option<String>) -> Result<UpstreamTool, String> {
+/// Checks one tool and corrects what can be corrected; the corrections are in its note.
+fn parse_tool(mut tool: JsonObject, note: Option<String>) -> Result<UpstreamTool, String> {
     let name = match tool.remove("name") {
         Some(Value::String(name)) if name.is_empty() => return Err("its name is empty".into()),
         Some(Value::String(name)) if name.chars().any(char::is_control) => {
             return Err(format!("its name has control characters: {}", quoted(&name)));
         }
-        // Cut, it is still too long to be called, and no longer so long that it costs anything.
-        Some(Value::String(name)) => match name.char_indices().nth(limits::NAME_CHARS) {
+        // The cut name is still too long to be registered, so the registry reports it, and costs little memory.
+        Some(Value::String(name)) => match name.char_indices().nth(limits::MAX_NAME_CHARS) {
             Some((end, _)) => name[..end].to_owned(),
             None => name,
         },
@@ -165,14 +168,14 @@ fn read(mut tool: Object, note: Option<String>) -> Result<UpstreamTool, String> 
     let mut notes: Vec<String> = note.into_iter().collect();
     let mut text = |key: &str| match tool.remove(key) {
         Some(Value::String(mut text)) => {
-            if text.len() > limits::DESCRIPTION_BYTES {
-                let end = (0..=limits::DESCRIPTION_BYTES)
+            if text.len() > limits::MAX_DESCRIPTION_BYTES {
+                let end = (0..=limits::MAX_DESCRIPTION_BYTES)
                     .rev()
                     .find(|&i| text.is_char_boundary(i));
                 text.truncate(end.unwrap_or_default());
                 notes.push(format!(
                     "its {key} is cut at {} KiB",
-                    limits::DESCRIPTION_BYTES / 1024
+                    limits::MAX_DESCRIPTION_BYTES / 1024
                 ));
             }
             Some(text)
@@ -202,7 +205,7 @@ fn read(mut tool: Object, note: Option<String>) -> Result<UpstreamTool, String> 
         .filter(|schema| check_schema(schema).is_ok());
     let annotations = tool
         .remove("annotations")
-        .filter(|hints| hints.is_object() && weigh(hints, 0).is_some());
+        .filter(|hints| hints.is_object() && json_size(hints, 0).is_some());
     Ok(UpstreamTool {
         name: name.into(),
         description,
@@ -214,7 +217,7 @@ fn read(mut tool: Object, note: Option<String>) -> Result<UpstreamTool, String> 
     })
 }
 
-/// Whether a schema is one, of type object, and no bomb.
+/// Checks that a schema is a valid JSON schema of type object, within the limits on size and depth.
 fn check_schema(schema: &Value) -> Result<(), String> {
     let Value::Object(object) = schema else {
         return Err("it is no object".into());
@@ -222,26 +225,26 @@ fn check_schema(schema: &Value) -> Result<(), String> {
     if object.get("type").is_some_and(|kind| kind != "object") {
         return Err("its type is not \"object\"".into());
     }
-    if weigh(schema, 0).is_none_or(|bytes| bytes > limits::SCHEMA_BYTES) {
-        let (bytes, depth) = (limits::SCHEMA_BYTES / 1024, limits::SCHEMA_DEPTH);
+    if json_size(schema, 0).is_none_or(|bytes| bytes > limits::MAX_SCHEMA_BYTES) {
+        let (bytes, depth) = (limits::MAX_SCHEMA_BYTES / 1024, limits::MAX_SCHEMA_DEPTH);
         return Err(format!(
             "it is larger than {bytes} KiB or deeper than {depth} levels"
         ));
     }
-    // A dialect nobody here knows is taken for the current one.
+    // A schema in an unknown dialect is checked as draft 2020-12.
     let checked = match jsonschema::Draft::default().detect(schema) {
         jsonschema::Draft::Unknown => jsonschema::draft202012::meta::validate(schema),
         _ => jsonschema::meta::validate(schema),
     };
     checked.map_err(|error| {
         let at = error.instance_path().to_string();
-        format!("{at}: {}", super::fault::bounded(&error.to_string()))
+        format!("{at}: {}", super::fault::truncate_error(&error.to_string()))
     })
 }
 
-/// The size of a value in bytes of JSON, roughly; `None` past the limits.
-fn weigh(value: &Value, depth: usize) -> Option<usize> {
-    if depth > limits::SCHEMA_DEPTH {
+/// The approximate size of a value in bytes of JSON; `None` beyond the schema limits on size or depth.
+fn json_size(value: &Value, depth: usize) -> Option<usize> {
+    if depth > limits::MAX_SCHEMA_DEPTH {
         return None;
     }
     let bytes = match value {
@@ -249,12 +252,12 @@ fn weigh(value: &Value, depth: usize) -> Option<usize> {
         Value::String(text) => text.len() + 2,
         Value::Array(items) => items
             .iter()
-            .try_fold(2, |sum, item| Some(sum + 1 + weigh(item, depth + 1)?))?,
+            .try_fold(2, |sum, item| Some(sum + 1 + json_size(item, depth + 1)?))?,
         Value::Object(object) => object.iter().try_fold(2, |sum, (key, item)| {
-            Some(sum + key.len() + 4 + weigh(item, depth + 1)?)
+            Some(sum + key.len() + 4 + json_size(item, depth + 1)?)
         })?,
     };
-    (bytes <= limits::SCHEMA_BYTES).then_some(bytes)
+    (bytes <= limits::MAX_SCHEMA_BYTES).then_some(bytes)
 }
 
 #[cfg(test)]
@@ -267,11 +270,11 @@ mod tests {
 
     fn read_text(text: &str) -> Result<UpstreamTool, String> {
         let raw = RawValue::from_string(text.to_owned()).unwrap();
-        fields(&raw).and_then(|(fields, note)| super::read(fields, note))
+        parse_fields(&raw).and_then(|(fields, note)| super::parse_tool(fields, note))
     }
 
     #[test]
-    fn a_schema_too_deep_to_read_costs_its_tool_the_schema_alone() {
+    fn a_schema_too_deep_to_parse_is_replaced_and_the_tool_kept() {
         let deep = format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
         let tool = read_text(&format!(
             r#"{{"name":"bomb","inputSchema":{deep},"annotations":{deep}}}"#
@@ -287,12 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_lies_is_replaced_and_said_so() {
+    fn an_invalid_schema_is_replaced_with_a_note() {
         let mut deep = json!({});
         for _ in 0..100 {
             deep = json!({ "properties": { "a": deep } });
         }
-        let wide = json!({"type":"object","description":"x".repeat(limits::SCHEMA_BYTES)});
+        let wide = json!({"type":"object","description":"x".repeat(limits::MAX_SCHEMA_BYTES)});
         for bad in [
             json!("no schema"),
             json!({"type":"string"}),
@@ -309,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_schema_stays_as_it_is() {
+    fn a_valid_schema_is_kept_unchanged() {
         for good in [
             json!({"type":"object","properties":{"a":{"type":"string","minLength":1}},"required":["a"]}),
             json!({"$schema":"http://json-schema.org/draft-07/schema#","type":"object","additionalProperties":false}),
@@ -324,16 +327,16 @@ mod tests {
     }
 
     #[test]
-    fn names_nobody_could_call_are_left_out() {
+    fn tools_with_invalid_names_are_left_out() {
         for bad in [json!(1), json!(""), json!("a\u{0}b"), Value::Null] {
             assert!(read(json!({ "name": bad })).is_err());
         }
-        // Too long by far: shown, cut, and still too long to be called.
+        // An over-long name is cut, but stays too long to be registered.
         let long = read(json!({ "name": "x".repeat(10_000) })).unwrap();
-        assert!(long.name.len() == limits::NAME_CHARS && long.name.len() > crate::name::MAX_TOOL);
+        assert!(long.name.len() == limits::MAX_NAME_CHARS && long.name.len() > crate::name::MAX_TOOL_NAME);
         assert!(read(json!([])).is_err());
         let tool = read(json!({"name":"a.b/c","description":"d".repeat(100_000)})).unwrap();
-        assert_eq!(tool.description.len(), limits::DESCRIPTION_BYTES);
+        assert_eq!(tool.description.len(), limits::MAX_DESCRIPTION_BYTES);
         assert!(tool.note.is_some());
     }
 }

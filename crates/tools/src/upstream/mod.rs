@@ -1,23 +1,24 @@
-//! Tool servers: MCP over stdio, ws, tcp and http, started, watched, called and stopped.
+//! Upstream MCP servers over stdio, ws, tcp and http: started, supervised, called and stopped.
 //!
-//! A server that floods, hangs, lies, dies or never reads costs its own calls and nothing else.
+//! A server that floods, hangs, lies, crashes or never reads fails its own calls and affects no other.
 //!
-//! In the order a server lives:
+//! Its files, in the order a server passes them:
 //!
-//! - this file: [`Upstream`], what the rest of the crate holds of a server.
-//! - [`supervisor`]: its one task: start, watch, restart, stop; [`board`]: what everyone sees of it.
-//! - [`connection`]: one connection: [`opening`] makes it, with the [`handshake`] of either lifecycle;
-//!   [`calling`] calls tools on it.
-//! - [`stdio`], [`ws`], [`tcp`], [`http`]: how a connection is made; [`lines`], [`tls`]: what they share.
-//! - [`wire`]: a connection as the MCP client wants one; [`traffic`]: what passes over it, looked at, with
-//!   [`envelope`] to tell what it is and [`unasked`] to count floods; [`straight`]: calls that go past the
-//!   client.
-//! - [`listing`]: the tools it has; [`stderr`]: what it said last; [`fault`]: why it is down.
-//! - [`limits`]: how much is put up with; [`latch`]: a value set once.
+//! - this file: [`Upstream`], the handle the rest of the crate has of a server.
+//! - [`supervisor`]: the task that starts, watches, restarts and stops it; [`state`]: what that task publishes.
+//! - [`startup`]: process or socket, [`handshake`] in either MCP lifecycle, tool [`listing`].
+//! - [`connection`]: an established connection; [`tool_calls`]: calls over it, [`direct_call`] those that bypass
+//!   the MCP library.
+//! - [`stdio`], [`ws`], [`tcp`], [`http`]: the transports; [`lines`] and [`tls`]: what they share.
+//! - [`wire`]: a persistent connection with its write queue; [`traffic`]: the filter of its messages, with
+//!   [`envelope`] to classify them and [`unsolicited`] to detect floods.
+//! - [`stderr`]: the tail of a server's stderr; [`fault`]: why it is down; [`limits`]: every bound; [`latch`]: a
+//!   value set once.
+//!
+//! "The library" in these files is rmcp, the MCP client library.
 
-mod board;
-mod calling;
 mod connection;
+mod direct_call;
 mod envelope;
 mod fault;
 mod handshake;
@@ -26,99 +27,100 @@ mod latch;
 mod limits;
 mod lines;
 mod listing;
-mod opening;
+mod startup;
+mod state;
 mod stderr;
 mod stdio;
-mod straight;
 mod supervisor;
 mod tcp;
 mod tls;
+mod tool_calls;
 mod traffic;
-mod unasked;
+mod unsolicited;
 mod wire;
 mod ws;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use oubliette_protocol::{
-    Error, Object, Result, Slug,
-    catalog::McpServer,
-    tool::{CallResult, ServerRow},
+    Error, JsonObject, Result, Slug,
+    catalog::McpServerDefinition,
+    tool::{CallResult, ListedServer},
 };
-use oubliette_sandbox::{Limits, Sandbox};
+use oubliette_sandbox::{ResourceLimits, SandboxDriver};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use listing::UpstreamTool;
 
-use crate::{CallContext, CallThread, DebugSink, Environment, Trust, call::Given};
-use board::{Board, Phase};
-use connection::Connection;
-use supervisor::{Order, Supervisor};
+use crate::{CallContext, CallThread, DebugSink, Environment, Trust, call::ToolAnswer};
+use connection::UpstreamConnection;
+use state::{UpstreamPhase, UpstreamState};
+use supervisor::{SupervisorCommand, UpstreamSupervisor};
 
-/// Everything a server needs.
+/// What a server is started from.
 #[derive(Clone)]
 pub struct UpstreamSpec {
     /// Its definition.
-    pub server: McpServer,
+    pub server: McpServerDefinition,
     /// The agent it is started for.
     pub agent: Slug,
     /// The session's workspace, on the host.
     pub workspace: PathBuf,
-    /// Where a stdio server runs.
-    pub sandbox: Arc<dyn Sandbox>,
-    /// Where one with `isolation: "host"` does.
-    pub host: Arc<dyn Sandbox>,
-    /// What of the host it may have.
+    /// The sandbox driver of stdio servers.
+    pub sandbox: Arc<dyn SandboxDriver>,
+    /// The driver of stdio servers with `isolation: "host"`.
+    pub host: Arc<dyn SandboxDriver>,
+    /// What the operator trusts servers with: host tools, host network, paths, environment variables.
     pub trust: Arc<Trust>,
-    /// How much of the machine it may use.
-    pub limits: Limits,
+    /// Resource limits of a stdio server's sandbox.
+    pub limits: ResourceLimits,
     /// Where `${env:NAME}` is read from.
     pub env: Arc<dyn Environment>,
     /// Where debugger events go.
     pub debug: Arc<dyn DebugSink>,
     /// The proxy's socket on the host, for `network: "proxy"`.
     pub proxy_socket: Option<PathBuf>,
-    /// Where it is listened to.
+    /// The thread its supervisor, its pipes and its connections run on.
     pub thread: CallThread,
 }
 
 /// A tool server of one agent context. Dropping it stops the server; [`Upstream::stop`] also waits.
 pub struct Upstream {
-    board: Arc<Board>,
-    orders: mpsc::Sender<Order>,
-    /// How long a call waits for a server that is being started.
-    patience: Duration,
-    _held: DropGuard,
+    state: Arc<UpstreamState>,
+    commands: mpsc::Sender<SupervisorCommand>,
+    /// How long a call waits for a server that is starting.
+    start_timeout: Duration,
+    _abandon_guard: DropGuard,
 }
 
-/// Holds up the start of a successor, until it is dropped.
-pub(crate) struct Hold {
+/// Delays the first start of a successor until it is dropped.
+pub(crate) struct StartHold {
     _sender: oneshot::Sender<()>,
 }
 
 impl Upstream {
-    /// Starts a server. Returns at once, with the first start under way.
+    /// Spawns the server's supervisor, which starts it. Returns at once.
     pub fn start(spec: UpstreamSpec) -> Arc<Self> {
         Self::start_with(spec, Arc::from([]), None)
     }
 
-    /// Starts a server in the place of this one, as soon as the hold is dropped. Until it has listed its own
-    /// tools it shows those of this one, and who calls them waits for it.
-    pub(crate) fn succeed(&self, spec: UpstreamSpec) -> (Arc<Self>, Hold) {
-        let (hold, place) = oneshot::channel();
+    /// Creates the server that replaces this one; it is started once the hold is dropped, which is after this one
+    /// has stopped. Until it has listed its own tools it shows those of this one, and calls to them wait.
+    pub(crate) fn start_successor(&self, spec: UpstreamSpec) -> (Arc<Self>, StartHold) {
+        let (hold, start_gate) = oneshot::channel();
         (
-            Self::start_with(spec, self.tools(), Some(place)),
-            Hold { _sender: hold },
+            Self::start_with(spec, self.tools(), Some(start_gate)),
+            StartHold { _sender: hold },
         )
     }
 
     fn start_with(
         spec: UpstreamSpec,
         tools: Arc<[UpstreamTool]>,
-        place: Option<oneshot::Receiver<()>>,
+        start_gate: Option<oneshot::Receiver<()>>,
     ) -> Arc<Self> {
-        let board = Arc::new(Board::new(
+        let state = Arc::new(UpstreamState::new(
             spec.server.id.clone(),
             spec.server.transport.as_str(),
             spec.agent.clone(),
@@ -126,106 +128,122 @@ impl Upstream {
             tools,
         ));
         let timeouts = spec.server.timeouts;
-        let (orders, receiver) = mpsc::channel(8);
+        let (commands, receiver) = mpsc::channel(8);
         let abandoned = CancellationToken::new();
-        let held = abandoned.clone().drop_guard();
+        let abandon_guard = abandoned.clone().drop_guard();
         let thread = spec.thread.clone();
-        let supervisor = Supervisor {
+        let supervisor = UpstreamSupervisor {
             spec,
-            board: board.clone(),
-            orders: receiver,
+            state: state.clone(),
+            commands: receiver,
             abandoned,
         };
-        thread.spawn(supervisor.run(place));
-        let patience = Duration::from_millis(timeouts.request_ms.min(timeouts.startup_ms));
+        thread.spawn(supervisor.run(start_gate));
+        let start_timeout = Duration::from_millis(timeouts.request_ms.min(timeouts.startup_ms));
         Arc::new(Self {
-            board,
-            orders,
-            patience,
-            _held: held,
+            state,
+            commands,
+            start_timeout,
+            _abandon_guard: abandon_guard,
         })
     }
 
-    /// Waits until the first start is over, one way or the other.
-    pub async fn settled(&self) {
-        // The board outlives this borrow, so the wait cannot fail.
-        let _ = self.board.views().wait_for(|view| view.settled).await;
+    /// Waits until the first start has succeeded or failed.
+    pub async fn wait_first_start(&self) {
+        // The sender is in `self.state`, which outlives this borrow, so the wait cannot fail.
+        let _ = self
+            .state
+            .subscribe_snapshots()
+            .wait_for(|snapshot| snapshot.first_start_over)
+            .await;
     }
 
     /// The tools it has, or had before it went down.
     pub fn tools(&self) -> Arc<[UpstreamTool]> {
-        self.board.tools()
+        self.state.tools()
     }
 
-    /// How it is doing.
-    pub fn status(&self) -> ServerRow {
-        self.board.row()
+    /// Its health and tool count, as `tool_list` shows them.
+    pub fn status(&self) -> ListedServer {
+        self.state.to_row()
     }
 
-    /// Whether it can be called now.
+    /// Whether it is connected and can be called now.
     pub fn is_up(&self) -> bool {
-        self.board.connection().is_some()
+        self.state.connection().is_some()
     }
 
-    /// A counter that grows whenever its tools or its light change.
+    /// A counter that grows whenever its tools or its health status change.
     pub fn changes(&self) -> watch::Receiver<u64> {
-        self.board.changes()
+        self.state.subscribe_changes()
     }
 
-    /// Calls one of its tools. While it is being started or restarted the call waits for it; while it is
-    /// down it fails at once, with the reason.
-    pub async fn call(&self, tool: &str, arguments: Object, ctx: &CallContext) -> Result<CallResult> {
-        self.ask(tool, &arguments, ctx).await.map(Given::read)
+    /// Calls one of its tools. While the server is starting or restarting the call waits for it; while it is down
+    /// the call fails at once, with the reason.
+    pub async fn call(&self, tool: &str, arguments: JsonObject, ctx: &CallContext) -> Result<CallResult> {
+        self.call_unparsed(tool, &arguments, ctx)
+            .await
+            .map(ToolAnswer::into_result)
     }
 
-    /// The same; the result may come unread.
-    pub(crate) async fn ask(&self, tool: &str, arguments: &Object, ctx: &CallContext) -> Result<Given> {
-        let connection = match self.board.connection() {
+    /// Like [`Upstream::call`], but a plain result is returned as its unparsed text.
+    pub(crate) async fn call_unparsed(
+        &self,
+        tool: &str,
+        arguments: &JsonObject,
+        ctx: &CallContext,
+    ) -> Result<ToolAnswer> {
+        let connection = match self.state.connection() {
             Some(connection) => connection,
-            None => Box::pin(self.arrival(ctx)).await?,
+            None => Box::pin(self.wait_until_up(ctx)).await?,
         };
         connection.call(tool, arguments, ctx).await
     }
 
-    async fn arrival(&self, ctx: &CallContext) -> Result<Arc<Connection>> {
-        let id = &self.board.id;
-        let mut views = self.board.views();
-        let over = views.wait_for(|view| match view.phase {
-            Phase::Coming => false,
-            // Lost, and not noticed yet by its supervisor.
-            Phase::Up => self.board.connection().is_some(),
-            Phase::Down | Phase::Stopped => true,
+    async fn wait_until_up(&self, ctx: &CallContext) -> Result<Arc<UpstreamConnection>> {
+        let id = &self.state.id;
+        let mut snapshots = self.state.subscribe_snapshots();
+        let ready_or_down = snapshots.wait_for(|snapshot| match snapshot.phase {
+            UpstreamPhase::Starting => false,
+            // The connection may be lost without its supervisor having noticed yet.
+            UpstreamPhase::Up => self.state.connection().is_some(),
+            UpstreamPhase::Down | UpstreamPhase::Stopped => true,
         });
-        let view = tokio::select! {
+        let snapshot = tokio::select! {
             biased;
-            view = over => view.map_err(Error::internal)?.clone(),
+            snapshot = ready_or_down => snapshot.map_err(Error::internal)?.clone(),
             () = ctx.cancel.cancelled() => return Err(Error::unavailable("the call was cancelled")),
-            () = tokio::time::sleep(self.patience) => {
+            () = tokio::time::sleep(self.start_timeout) => {
                 return Err(Error::unavailable(format!("tool server {id} is still starting; try again later")));
             }
         };
-        self.board.connection().ok_or_else(|| {
-            let reason = view.error.as_deref().unwrap_or("no reason is known");
+        self.state.connection().ok_or_else(|| {
+            let reason = snapshot.error.as_deref().unwrap_or("no reason is known");
             Error::unavailable(format!("tool server {id} is down: {reason}"))
         })
     }
 
-    /// Starts it again, whatever state it is in, and waits until it is ready.
+    /// Restarts it, whatever phase it is in, and waits until it is up or has failed.
     pub async fn restart(&self) -> Result<()> {
         let (asked, answer) = oneshot::channel();
-        let stopped = || Error::unavailable(format!("tool server {} was stopped", self.board.id));
-        self.orders
-            .send(Order::Restart(asked))
+        let stopped = || Error::unavailable(format!("tool server {} was stopped", self.state.id));
+        self.commands
+            .send(SupervisorCommand::Restart(asked))
             .await
             .map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
     }
 
-    /// Stops it: its stdin is closed, then it is asked to end, then its whole tree is killed. When this
-    /// returns nothing of it is left.
+    /// Stops it: its stdin is closed, then it gets SIGTERM, then its whole process tree SIGKILL. When this returns
+    /// nothing of it runs any more.
     pub async fn stop(&self, reason: &str) {
         let (done, stopped) = oneshot::channel();
-        if self.orders.send(Order::Stop(reason.into(), done)).await.is_ok() {
+        if self
+            .commands
+            .send(SupervisorCommand::Stop(reason.into(), done))
+            .await
+            .is_ok()
+        {
             let _ = stopped.await;
         }
     }

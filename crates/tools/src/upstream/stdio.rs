@@ -1,71 +1,73 @@
-//! MCP over the stdin and stdout of a process of ours, in a sandbox of its own.
+//! MCP over the stdin and stdout of a server process started in its own sandbox.
 
 use std::sync::Arc;
 
-use oubliette_protocol::{Error, Result, agent, catalog::Isolation, catalog::Stdio};
-use oubliette_sandbox::{Forward, Handle, Mount, Network, SandboxError, Socket, Spec};
+use oubliette_protocol::{Error, Result, agent, catalog::ServerIsolation, catalog::StdioTransport};
+use oubliette_sandbox::{
+    BindMount, PortForward, SandboxError, SandboxHandle, SandboxNetwork, SandboxSpec, SocketMount,
+};
 
 use super::{
     UpstreamSpec,
-    fault::{Cure, Fault},
+    fault::{FaultRemedy, UpstreamFault},
     lines::{LineReader, LineWriter},
-    stderr::Stderr,
-    traffic::Traffic,
-    wire::Wire,
+    stderr::ServerStderr,
+    traffic::TrafficFilter,
+    wire::UpstreamWire,
 };
 use crate::Secrets;
 
-/// Where the proxy is inside.
+/// Path of the proxy's socket inside the sandbox.
 const PROXY_SOCKET: &str = "/run/oubliette/proxy.sock";
-/// And on which port.
+/// Loopback port inside the sandbox that forwards to the proxy's socket.
 const PROXY_PORT: u16 = 19_998;
 
-/// A server's process.
-pub(super) struct Process {
-    /// Its life; dropping it ends the whole tree.
-    pub(super) handle: Handle,
-    /// What it says.
-    pub(super) stderr: Stderr,
+/// The process of a stdio server.
+pub(super) struct ServerProcess {
+    /// Dropping it kills the whole process tree.
+    pub(super) handle: SandboxHandle,
+    /// Reads its stderr and keeps the tail.
+    pub(super) stderr: ServerStderr,
 }
 
-/// Starts the process and gives its pipes.
+/// Starts the process; returns a wire over its pipes, and its handle.
 pub(super) async fn spawn(
     spec: &UpstreamSpec,
-    stdio: &Stdio,
+    stdio: &StdioTransport,
     secrets: &Secrets,
-    traffic: Arc<Traffic>,
-) -> Result<(Wire, Process), Fault> {
-    let order = order(spec, stdio, secrets).map_err(Fault::refused)?;
+    traffic: Arc<TrafficFilter>,
+) -> Result<(UpstreamWire, ServerProcess), UpstreamFault> {
+    let process_spec = sandbox_spec(spec, stdio, secrets).map_err(UpstreamFault::refused)?;
     let sandbox = match stdio.isolation {
-        Isolation::Sandbox => &spec.sandbox,
-        Isolation::Host => &spec.host,
+        ServerIsolation::Sandbox => &spec.sandbox,
+        ServerIsolation::Host => &spec.host,
     };
-    let running = sandbox.spawn(order).await.map_err(|error| Fault {
-        cure: match error {
-            SandboxError::Invalid(_) | SandboxError::Program { .. } => Cure::Edit,
-            SandboxError::Unavailable { .. } | SandboxError::Setup(_) => Cure::Restart,
+    let running = sandbox.spawn(process_spec).await.map_err(|error| UpstreamFault {
+        remedy: match error {
+            SandboxError::Invalid(_) | SandboxError::Program { .. } => FaultRemedy::EditDefinition,
+            SandboxError::Unavailable { .. } | SandboxError::Setup(_) => FaultRemedy::Restart,
         },
-        ..Fault::new(secrets.mask_text(&error.to_string()))
+        ..UpstreamFault::new(secrets.mask_text(&error.to_string()))
     })?;
-    let wire = Wire::new(
+    let wire = UpstreamWire::new(
         LineReader::new(running.stdout),
         LineWriter(running.stdin),
         traffic,
     );
     Ok((
         wire,
-        Process {
+        ServerProcess {
             handle: running.handle,
-            stderr: Stderr::follow(running.stderr),
+            stderr: ServerStderr::follow(running.stderr),
         },
     ))
 }
 
-/// What the server gets: the workspace, its own environment, and of the host what is trusted to it. No relay
-/// socket, no project environment, no key.
-fn order(spec: &UpstreamSpec, stdio: &Stdio, secrets: &Secrets) -> Result<Spec> {
+/// The sandbox of the server: the workspace, the environment of its definition, and what the host's trust
+/// settings allow. It has no relay socket, no project environment and no key.
+fn sandbox_spec(spec: &UpstreamSpec, stdio: &StdioTransport, secrets: &Secrets) -> Result<SandboxSpec> {
     let trust = &spec.trust;
-    if stdio.isolation == Isolation::Host {
+    if stdio.isolation == ServerIsolation::Host {
         trust.check_host_tool(&spec.server.id)?;
     }
     trust.check_network(stdio.network)?;
@@ -73,40 +75,42 @@ fn order(spec: &UpstreamSpec, stdio: &Stdio, secrets: &Secrets) -> Result<Spec> 
 
     let mut argv = vec![stdio.command.clone()];
     argv.extend(stdio.args.iter().map(expand).collect::<Result<Vec<_>>>()?);
-    let mut order = Spec::new(spec.server.id.as_str(), argv);
-    order.workspace = Some(spec.workspace.clone());
-    order.limits = spec.limits.clone();
-    order.mounts = trust
+    let mut process_spec = SandboxSpec::new(spec.server.id.as_str(), argv);
+    process_spec.workspace = Some(spec.workspace.clone());
+    process_spec.limits = spec.limits.clone();
+    process_spec.mounts = trust
         .check_read_only_all(&stdio.read_only)?
         .into_iter()
-        .map(|path| Mount::read_only(path.host, path.inside))
+        .map(|path| BindMount::read_only(path.host, path.inside))
         .collect();
     match stdio.network {
-        agent::Network::None => order.network = Network::None,
-        agent::Network::Host => order.network = Network::Host,
-        agent::Network::Proxy => {
+        agent::NetworkAccess::None => process_spec.network = SandboxNetwork::None,
+        agent::NetworkAccess::Host => process_spec.network = SandboxNetwork::Host,
+        agent::NetworkAccess::Proxy => {
             let socket = spec.proxy_socket.as_ref().ok_or_else(|| {
                 Error::unavailable("it asks for network \"proxy\", and this session has no proxy")
             })?;
-            order.sockets.push(Socket::new(socket, PROXY_SOCKET));
-            order.forwards.push(Forward {
+            process_spec.sockets.push(SocketMount::new(socket, PROXY_SOCKET));
+            process_spec.forwards.push(PortForward {
                 port: PROXY_PORT,
                 socket: PROXY_SOCKET.into(),
             });
             let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
             for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
-                order.env.push((name.into(), proxy.clone()));
+                process_spec.env.push((name.into(), proxy.clone()));
             }
             for name in ["NO_PROXY", "no_proxy"] {
-                order.env.push((name.into(), "localhost,127.0.0.1,::1".into()));
+                process_spec
+                    .env
+                    .push((name.into(), "localhost,127.0.0.1,::1".into()));
             }
         }
     }
     for (name, value) in &stdio.env {
-        order.env.retain(|(other, _)| other != name);
-        order.env.push((name.clone(), expand(value)?));
+        process_spec.env.retain(|(other, _)| other != name);
+        process_spec.env.push((name.clone(), expand(value)?));
     }
-    Ok(order)
+    Ok(process_spec)
 }
 
 #[cfg(test)]
@@ -114,19 +118,19 @@ mod tests {
     use std::collections::HashMap;
 
     use oubliette_protocol::{Slug, catalog::ToolDefinition, catalog::Transport, debug::DebugBody};
-    use oubliette_sandbox::Host;
+    use oubliette_sandbox::HostDriver;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::{DebugSink, Trust};
 
-    struct Nowhere;
+    struct NullDebugSink;
 
-    impl DebugSink for Nowhere {
+    impl DebugSink for NullDebugSink {
         fn record(&self, _: Option<&Slug>, _: DebugBody) {}
     }
 
-    fn order_of(more: Value) -> Result<(Spec, Secrets)> {
+    fn sandbox_spec_for(more: Value) -> Result<(SandboxSpec, Secrets)> {
         let mut definition = json!({"id":"srv","kind":"mcp","transport":"stdio","command":"npx"});
         definition
             .as_object_mut()
@@ -138,7 +142,7 @@ mod tests {
         let Transport::Stdio(stdio) = server.transport.clone() else {
             panic!()
         };
-        let host = Arc::new(Host::new("/nowhere"));
+        let host = Arc::new(HostDriver::new("/nowhere"));
         let spec = UpstreamSpec {
             server,
             agent: "tester".parse().unwrap(),
@@ -152,48 +156,55 @@ mod tests {
             }),
             limits: Default::default(),
             env: Arc::new(HashMap::from([("KEY".to_owned(), "k-123456".to_owned())])),
-            debug: Arc::new(Nowhere),
+            debug: Arc::new(NullDebugSink),
             proxy_socket: Some("/srv/proxy.sock".into()),
-            thread: crate::CallThread::here(),
+            thread: crate::CallThread::current_runtime(),
         };
         let secrets = Secrets::new();
-        order(&spec, &stdio, &secrets).map(|order| (order, secrets))
+        sandbox_spec(&spec, &stdio, &secrets).map(|process_spec| (process_spec, secrets))
     }
 
     #[tokio::test]
-    async fn a_server_gets_its_own_and_nothing_else() {
+    async fn a_server_gets_only_what_its_definition_names() {
         let more = json!({"args":["-y","--key=${env:KEY}"],"env":{"A":"b","K":"${env:KEY}"},"read_only":["/usr/bin"]});
-        let (order, secrets) = order_of(more).unwrap();
-        assert_eq!(order.argv, ["npx", "-y", "--key=k-123456"]);
+        let (process_spec, secrets) = sandbox_spec_for(more).unwrap();
+        assert_eq!(process_spec.argv, ["npx", "-y", "--key=k-123456"]);
         assert_eq!(
-            order.env,
+            process_spec.env,
             [("A".into(), "b".into()), ("K".into(), "k-123456".into())]
         );
-        assert_eq!(order.workspace.as_deref(), Some("/srv/w".as_ref()));
-        assert_eq!(order.cwd, std::path::Path::new("/workspace"));
-        assert_eq!(order.mounts, [Mount::read_only("/usr/bin", "/usr/bin")]);
+        assert_eq!(process_spec.workspace.as_deref(), Some("/srv/w".as_ref()));
+        assert_eq!(process_spec.cwd, std::path::Path::new("/workspace"));
         assert_eq!(
-            (order.home, order.sockets, order.forwards),
+            process_spec.mounts,
+            [BindMount::read_only("/usr/bin", "/usr/bin")]
+        );
+        assert_eq!(
+            (process_spec.home, process_spec.sockets, process_spec.forwards),
             (None, vec![], vec![])
         );
-        assert_eq!(order.network, Network::None);
+        assert_eq!(process_spec.network, SandboxNetwork::None);
         assert!(!secrets.is_empty(), "what was read is hidden from then on");
     }
 
     #[tokio::test]
-    async fn the_proxy_is_a_socket_a_port_and_its_usual_names() {
-        let (order, _) = order_of(json!({"network":"proxy","env":{"NO_PROXY":"mine"}})).unwrap();
-        assert_eq!(order.network, Network::None);
-        assert_eq!(order.sockets, [Socket::new("/srv/proxy.sock", PROXY_SOCKET)]);
+    async fn network_proxy_adds_socket_forward_and_environment() {
+        let (process_spec, _) =
+            sandbox_spec_for(json!({"network":"proxy","env":{"NO_PROXY":"mine"}})).unwrap();
+        assert_eq!(process_spec.network, SandboxNetwork::None);
         assert_eq!(
-            order.forwards,
-            [Forward {
+            process_spec.sockets,
+            [SocketMount::new("/srv/proxy.sock", PROXY_SOCKET)]
+        );
+        assert_eq!(
+            process_spec.forwards,
+            [PortForward {
                 port: PROXY_PORT,
                 socket: PROXY_SOCKET.into()
             }]
         );
         let value = |name: &str| {
-            order
+            process_spec
                 .env
                 .iter()
                 .find(|(n, _)| n == name)

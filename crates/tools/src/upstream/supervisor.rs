@@ -1,5 +1,5 @@
-//! The life of one server: started, watched, brought back, stopped. One task does all of it, so that no two
-//! of these things ever happen at once.
+//! The task that starts, watches, restarts and stops one server. It is a single task, so that two of these
+//! never happen at the same time.
 
 use std::{
     sync::Arc,
@@ -13,61 +13,62 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     UpstreamSpec,
-    board::{Board, Phase},
-    connection::Connection,
-    fault::{Cure, Fault},
-    handshake::Lifecycle,
+    connection::UpstreamConnection,
+    fault::{FaultRemedy, UpstreamFault},
+    handshake::McpLifecycle,
     limits,
+    state::{UpstreamPhase, UpstreamState},
 };
 
-/// What can be asked of a supervisor.
-pub(super) enum Order {
-    /// Start again, now, whatever happened before.
+/// A command from [`super::Upstream`] to its supervisor.
+pub(super) enum SupervisorCommand {
+    /// Start the server again at once, whatever its phase and restart count; answered when it is up or failed.
     Restart(oneshot::Sender<Result<()>>),
-    /// Stop for good.
+    /// Stop the server for this reason and end the task; answered when nothing of it runs any more.
     Stop(String, oneshot::Sender<()>),
 }
 
-/// The one task of a server.
-pub(super) struct Supervisor {
+/// The supervising task of one server.
+pub(super) struct UpstreamSupervisor {
     pub(super) spec: UpstreamSpec,
-    pub(super) board: Arc<Board>,
-    pub(super) orders: mpsc::Receiver<Order>,
-    /// Cancelled when nobody holds the server any more.
+    pub(super) state: Arc<UpstreamState>,
+    pub(super) commands: mpsc::Receiver<SupervisorCommand>,
+    /// Cancelled when the [`super::Upstream`] is dropped.
     pub(super) abandoned: CancellationToken,
 }
 
-/// Why a running server is left.
-enum Leave {
+/// Why watching a running server ended.
+enum WatchOutcome {
     Lost(Arc<str>),
-    Asked(Wish),
+    Control(ControlEvent),
 }
 
-/// An order, or the lack of anyone to give one.
-enum Wish {
+/// A command, or the stop that follows from the [`super::Upstream`] being dropped.
+enum ControlEvent {
     Restart(oneshot::Sender<Result<()>>),
     Stop(String, Option<oneshot::Sender<()>>),
 }
 
-impl Supervisor {
-    /// Runs the server until it is stopped, from when its place is free.
-    pub(super) async fn run(mut self, place: Option<oneshot::Receiver<()>>) {
-        let mut lifecycle = Lifecycle::default();
-        // Restarts since it was last well, and who waits for the next start.
+impl UpstreamSupervisor {
+    /// Runs the server until it is stopped. With a `start_gate`, the first start waits until the gate's sender
+    /// is dropped.
+    pub(super) async fn run(mut self, start_gate: Option<oneshot::Receiver<()>>) {
+        let mut lifecycle = McpLifecycle::default();
+        // `restarts`: since the server last ran stably. `waiting`: restart requests to answer after the next start.
         let mut restarts: u32 = 0;
         let mut waiting: Vec<oneshot::Sender<Result<()>>> = Vec::new();
-        if let Some(place) = place
+        if let Some(start_gate) = start_gate
             && let Err((reason, done)) =
-                unless_stopped(place, &mut self.orders, &self.abandoned, &mut waiting).await
+                run_unless_stopped(start_gate, &mut self.commands, &self.abandoned, &mut waiting).await
         {
             return self.finish(None, &reason, done).await;
         }
         loop {
-            self.board.starting(restarts + 1);
+            self.state.set_starting(restarts + 1);
             let begun = Instant::now();
-            // Dropped half made, it ends what was begun.
-            let opening = Box::pin(Connection::open(&self.spec, lifecycle));
-            let opened = unless_stopped(opening, &mut self.orders, &self.abandoned, &mut waiting).await;
+            // Dropping this future half way kills the process it has started.
+            let opening = Box::pin(UpstreamConnection::open(&self.spec, lifecycle));
+            let opened = run_unless_stopped(opening, &mut self.commands, &self.abandoned, &mut waiting).await;
             let opened = match opened {
                 Ok(opened) => opened,
                 Err((reason, done)) => return self.finish(None, &reason, done).await,
@@ -76,54 +77,55 @@ impl Supervisor {
                 Ok((connection, tools)) => {
                     lifecycle = connection.lifecycle();
                     let took = begun.elapsed().as_millis().try_into().unwrap_or(u64::MAX);
-                    self.board.ready(connection.clone(), tools, took);
+                    self.state.set_ready(connection.clone(), tools, took);
                     waiting.drain(..).for_each(|asked| drop(asked.send(Ok(()))));
                     let up = Instant::now();
                     match self.watch(&connection).await {
-                        Leave::Asked(Wish::Stop(reason, done)) => {
+                        WatchOutcome::Control(ControlEvent::Stop(reason, done)) => {
                             return self.finish(Some(&connection), &reason, done).await;
                         }
-                        Leave::Asked(Wish::Restart(asked)) => {
-                            self.board.leaving();
+                        WatchOutcome::Control(ControlEvent::Restart(asked)) => {
+                            self.state.withdraw_connection();
                             connection.close("it is being restarted").await;
-                            self.board.stopped("restart", Phase::Coming);
+                            self.state.set_stopped("restart", UpstreamPhase::Starting);
                             waiting.push(asked);
                             restarts = 0;
                             continue;
                         }
-                        Leave::Lost(reason) => {
-                            if connection.has_served() || up.elapsed() >= limits::SETTLED_IN {
+                        WatchOutcome::Lost(reason) => {
+                            if connection.has_answered_call() || up.elapsed() >= limits::STABLE_UPTIME {
                                 restarts = 0;
                             }
-                            (bury(&connection, &reason).await, true)
+                            (kill_and_report(&connection, &reason).await, true)
                         }
                     }
                 }
                 Err(fault) => (fault, false),
             };
 
-            let left = fault.cure == Cure::Restart && restarts < self.spec.server.restart.max_attempts;
-            // The first restart after a crash is immediate, and those who call meanwhile wait for it.
-            let pause = match (left, was_up && restarts == 0) {
+            let may_restart =
+                fault.remedy == FaultRemedy::Restart && restarts < self.spec.server.restart.max_attempts;
+            // The first restart after a crash is immediate; calls made meanwhile wait for it (`Starting`).
+            let pause = match (may_restart, was_up && restarts == 0) {
                 (false, _) => None,
                 (true, true) => Some(Duration::ZERO),
-                (true, false) => Some(pause(restarts)),
+                (true, false) => Some(restart_backoff(restarts)),
             };
             let phase = if pause == Some(Duration::ZERO) {
-                Phase::Coming
+                UpstreamPhase::Starting
             } else {
-                Phase::Down
+                UpstreamPhase::Down
             };
-            self.board
-                .failed(&fault, phase, pause.map(|pause| Timestamp::now() + pause));
-            let said = || {
+            self.state
+                .set_failed(&fault, phase, pause.map(|pause| Timestamp::now() + pause));
+            let failure = || {
                 Err(Error::unavailable(format!(
                     "{}: {}",
                     self.spec.server.id,
-                    fault.with_tail()
+                    fault.with_stderr()
                 )))
             };
-            waiting.drain(..).for_each(|asked| drop(asked.send(said())));
+            waiting.drain(..).for_each(|asked| drop(asked.send(failure())));
             restarts += 1;
             if pause == Some(Duration::ZERO) {
                 continue;
@@ -136,9 +138,9 @@ impl Supervisor {
             };
             tokio::select! {
                 () = rest => {}
-                wish = next(&mut self.orders, &self.abandoned) => match wish {
-                    Wish::Stop(reason, done) => return self.finish(None, &reason, done).await,
-                    Wish::Restart(asked) => {
+                event = next_control_event(&mut self.commands, &self.abandoned) => match event {
+                    ControlEvent::Stop(reason, done) => return self.finish(None, &reason, done).await,
+                    ControlEvent::Restart(asked) => {
                         waiting.push(asked);
                         restarts = 0;
                     }
@@ -147,126 +149,140 @@ impl Supervisor {
         }
     }
 
-    /// Watches a running server until there is a reason to leave it.
-    async fn watch(&mut self, connection: &Connection) -> Leave {
-        let (board, spec) = (&self.board, &self.spec);
+    /// Watches a running server until it is lost or a command comes.
+    async fn watch(&mut self, connection: &UpstreamConnection) -> WatchOutcome {
+        let (state, spec) = (&self.state, &self.spec);
         tokio::select! {
             biased;
-            wish = next(&mut self.orders, &self.abandoned) => Leave::Asked(wish),
-            reason = connection.lost() => Leave::Lost(reason),
-            reason = health(connection, board, spec) => Leave::Lost(reason.into()),
-            () = follow(connection, board) => Leave::Lost("it is closed".into()),
+            event = next_control_event(&mut self.commands, &self.abandoned) => WatchOutcome::Control(event),
+            reason = connection.wait_until_lost() => WatchOutcome::Lost(reason),
+            reason = watch_health(connection, state, spec) => WatchOutcome::Lost(reason.into()),
+            () = follow_tool_list(connection, state) => WatchOutcome::Lost("it is closed".into()),
         }
     }
 
-    async fn finish(&self, connection: Option<&Connection>, reason: &str, done: Option<oneshot::Sender<()>>) {
+    /// Closes the connection, if there is one, publishes the stop and answers the command.
+    async fn finish(
+        &self,
+        connection: Option<&UpstreamConnection>,
+        reason: &str,
+        done: Option<oneshot::Sender<()>>,
+    ) {
         if let Some(connection) = connection {
-            self.board.leaving();
+            self.state.withdraw_connection();
             connection.close(&format!("it was stopped: {reason}")).await;
         }
-        self.board.stopped(reason, Phase::Stopped);
+        self.state.set_stopped(reason, UpstreamPhase::Stopped);
         if let Some(done) = done {
             let _ = done.send(());
         }
     }
 }
 
-async fn next(orders: &mut mpsc::Receiver<Order>, abandoned: &CancellationToken) -> Wish {
-    let nobody = || Wish::Stop("nobody uses it any more".into(), None);
+/// The next command; dropping the [`super::Upstream`] counts as a stop.
+async fn next_control_event(
+    commands: &mut mpsc::Receiver<SupervisorCommand>,
+    abandoned: &CancellationToken,
+) -> ControlEvent {
+    let dropped = || ControlEvent::Stop("nobody uses it any more".into(), None);
     tokio::select! {
         biased;
-        order = orders.recv() => match order {
-            Some(Order::Restart(asked)) => Wish::Restart(asked),
-            Some(Order::Stop(reason, done)) => Wish::Stop(reason, Some(done)),
-            None => nobody(),
+        command = commands.recv() => match command {
+            Some(SupervisorCommand::Restart(asked)) => ControlEvent::Restart(asked),
+            Some(SupervisorCommand::Stop(reason, done)) => ControlEvent::Stop(reason, Some(done)),
+            None => dropped(),
         },
-        () = abandoned.cancelled() => nobody(),
+        () = abandoned.cancelled() => dropped(),
     }
 }
 
-/// Waits for what comes before the server is up, or for the order to stop; who asks for a restart meanwhile is
-/// told when it is up.
-async fn unless_stopped<T>(
-    mut coming: impl Future<Output = T> + Unpin,
-    orders: &mut mpsc::Receiver<Order>,
+/// Awaits `future` (the start gate, or a start) unless a stop comes first. Restart requests that arrive
+/// meanwhile are put into `waiting`: the start under way answers them.
+async fn run_unless_stopped<T>(
+    mut future: impl Future<Output = T> + Unpin,
+    commands: &mut mpsc::Receiver<SupervisorCommand>,
     abandoned: &CancellationToken,
     waiting: &mut Vec<oneshot::Sender<Result<()>>>,
 ) -> Result<T, (String, Option<oneshot::Sender<()>>)> {
     loop {
         tokio::select! {
             biased;
-            come = &mut coming => return Ok(come),
-            wish = next(orders, abandoned) => match wish {
-                Wish::Stop(reason, done) => return Err((reason, done)),
-                Wish::Restart(asked) => waiting.push(asked),
+            output = &mut future => return Ok(output),
+            event = next_control_event(commands, abandoned) => match event {
+                ControlEvent::Stop(reason, done) => return Err((reason, done)),
+                ControlEvent::Restart(asked) => waiting.push(asked),
             },
         }
     }
 }
 
-/// Ends what is left of a lost connection and says why it was lost.
-async fn bury(connection: &Arc<Connection>, reason: &str) -> Fault {
-    let reason = connection.masked(reason);
-    let fault = Fault::new(&reason);
-    // What it said last is there when its tree is gone; how long the rest takes concerns nobody.
+/// Kills what is left of a lost connection and returns why it was lost, with the tail of its stderr.
+async fn kill_and_report(connection: &Arc<UpstreamConnection>, reason: &str) -> UpstreamFault {
+    let reason = connection.mask_secrets(reason);
+    let fault = UpstreamFault::new(&reason);
+    // The tail of stderr is complete once the process tree is dead. Closing may take longer; the restart need
+    // not wait for that.
     let rest = tokio::spawn({
         let connection = connection.clone();
         async move { connection.kill(&reason).await }
     });
-    let _ = tokio::time::timeout(limits::LAST_WORDS, rest).await;
-    Fault {
-        stderr: connection.stderr(),
+    let _ = tokio::time::timeout(limits::DRAIN_TIMEOUT, rest).await;
+    UpstreamFault {
+        stderr: connection.stderr_tail(),
         ..fault
     }
 }
 
-/// Checks a server's health as often as its definition says; returns when it counts as down.
-async fn health(connection: &Connection, board: &Board, spec: &UpstreamSpec) -> String {
+/// Checks a server's health at the interval of its definition; returns the reason once `failures` checks in a
+/// row were missed. Never returns without a `healthCheck`.
+async fn watch_health(connection: &UpstreamConnection, state: &UpstreamState, spec: &UpstreamSpec) -> String {
     let Some(check) = spec.server.health_check else {
         return std::future::pending().await;
     };
     let mut missed = 0;
     loop {
         tokio::time::sleep(Duration::from_millis(check.interval_ms)).await;
-        let found = connection.check(Duration::from_millis(check.timeout_ms)).await;
-        board.heard();
+        let found = connection
+            .check_health(Duration::from_millis(check.timeout_ms))
+            .await;
+        state.record_check_time();
         match found {
             Ok(()) => {
                 missed = 0;
-                board.checked(None);
+                state.set_check_result(None);
             }
             Err(why) => {
                 missed += 1;
                 if missed >= check.failures {
                     return format!("{why}, {missed} times in a row");
                 }
-                board.checked(Some(why));
+                state.set_check_result(Some(why));
             }
         }
     }
 }
 
-/// Reads the tool list again whenever the server says that it has changed.
-async fn follow(connection: &Connection, board: &Board) {
+/// Reads the tool list again whenever the server reports a change (`notifications/tools/list_changed`).
+async fn follow_tool_list(connection: &UpstreamConnection, state: &UpstreamState) {
     loop {
-        connection.list_changed().await;
-        match connection.list().await {
-            Ok(tools) => board.relisted(tools),
+        connection.wait_list_changed().await;
+        match connection.list_tools().await {
+            Ok(tools) => state.set_tools(tools),
             Err(fault) => {
-                tracing::warn!(server = %board.id, reason = %fault.reason, "the changed tool list was not read")
+                tracing::warn!(server = %state.id, reason = %fault.reason, "tools/list failed after a list change; the previous tools are kept")
             }
         }
-        // One that changes all the time is read now and then.
-        tokio::time::sleep(limits::LIST_PAUSE).await;
+        // A bound on how often a list that changes all the time is read.
+        tokio::time::sleep(limits::RELIST_INTERVAL).await;
     }
 }
 
-/// The pause before another start: twice as long each time, and never the same for two servers that went
-/// down together.
-fn pause(restarts: u32) -> Duration {
-    let doubled = limits::FIRST_PAUSE
+/// The pause before another start: it doubles up to a maximum, with jitter, so that servers that went down
+/// together are not restarted at the same moment.
+fn restart_backoff(restarts: u32) -> Duration {
+    let doubled = limits::MIN_BACKOFF
         .saturating_mul(1 << restarts.min(16))
-        .min(limits::LONGEST_PAUSE);
+        .min(limits::MAX_BACKOFF);
     doubled.mul_f64(rand::random_range(0.5..1.0))
 }
 
@@ -275,12 +291,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_and_are_bounded() {
+    fn restart_backoff_doubles_up_to_its_maximum() {
         for restarts in 0..64 {
-            let most = limits::FIRST_PAUSE
+            let most = limits::MIN_BACKOFF
                 .saturating_mul(1 << restarts.min(16))
-                .min(limits::LONGEST_PAUSE);
-            let pause = pause(restarts);
+                .min(limits::MAX_BACKOFF);
+            let pause = restart_backoff(restarts);
             assert!(pause >= most / 2 && pause <= most, "{restarts}: {pause:?}");
         }
     }

@@ -5,19 +5,26 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 
 use super::{
-    fault::Fault,
+    fault::UpstreamFault,
     lines::{LineReader, LineWriter},
-    traffic::Traffic,
-    wire::Wire,
+    traffic::TrafficFilter,
+    wire::UpstreamWire,
 };
 
 /// Connects to `host:port`.
-pub(super) async fn connect(endpoint: &str, traffic: Arc<Traffic>) -> Result<Wire, Fault> {
+pub(super) async fn connect(
+    endpoint: &str,
+    traffic: Arc<TrafficFilter>,
+) -> Result<UpstreamWire, UpstreamFault> {
     let stream = TcpStream::connect(endpoint)
         .await
-        .map_err(|error| Fault::new(format!("cannot connect to {endpoint}: {error}")))?;
-    // A call is one small line that somebody waits for.
+        .map_err(|error| UpstreamFault::new(format!("cannot connect to {endpoint}: {error}")))?;
+    // A request is one small write that a caller waits for: Nagle's algorithm would delay it.
     let _ = stream.set_nodelay(true);
     let (read, write) = stream.into_split();
-    Ok(Wire::new(LineReader::new(read), LineWriter(write), traffic))
+    Ok(UpstreamWire::new(
+        LineReader::new(read),
+        LineWriter(write),
+        traffic,
+    ))
 }

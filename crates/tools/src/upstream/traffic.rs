@@ -1,9 +1,9 @@
-//! What passes between us and one server, looked at before the MCP client sees it.
+//! The filter between one server's messages and the MCP library.
 //!
-//! Three things are done here rather than in the client, because they are wanted of every transport:
-//! results are taken as they stand on the wire (the client would fit them into its own types and lose what
-//! it does not know) and read by whoever asked, progress is handed on in order, and what nobody asked for is
-//! counted, so that a flood of it slows down the flooding server and nobody else.
+//! Three things are done here rather than in the library, for every transport alike: results are kept as they
+//! stand on the wire (the library would deserialise them into its own types and lose unknown fields), progress
+//! is passed to its call in order, and unsolicited messages are counted, so that a flooding server is throttled
+//! and no other.
 
 use std::{
     collections::HashMap,
@@ -24,105 +24,107 @@ use serde_json::{Value, value::RawValue};
 use tokio::sync::{Notify, oneshot};
 
 use super::{
-    envelope::{Envelope, READ},
+    envelope::{HANDLED_NOTIFICATIONS, ServerEnvelope},
     latch::Latch,
-    unasked::Unasked,
-    wire::NotSent,
+    unsolicited::UnsolicitedCounter,
+    wire::SendFailure,
 };
-use crate::{Progress, Secrets, call::ProgressSink};
+use crate::{CallProgress, Secrets, call::ProgressSink};
 
-/// How a server's messages ended.
+/// How the stream of a server's messages ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// It closed the connection.
+pub(super) enum ConnectionEnd {
+    /// The server closed the connection.
     Closed,
-    /// We did, for this reason.
+    /// It was closed here, or broke, for this reason.
     Fault(Arc<str>),
 }
 
-/// What goes with a request through the client's layers, never onto the wire.
+/// Attached to a request's extensions: passes through the library's layers with it, never onto the wire.
 #[derive(Clone)]
-pub(super) struct Attached {
-    /// Where the answer is put.
-    pub(super) answer: Answer,
-    /// Where progress goes.
+pub(super) struct RequestAttachment {
+    /// Receives the result.
+    pub(super) result_slot: ResultSlot,
+    /// Receives progress notifications.
     pub(super) progress: Option<ProgressSink>,
-    /// Whether the client's HTTP transport has to read the result too, as it does tool lists: schemas there
-    /// may name arguments that go into headers.
-    pub(super) for_http: ForHttp,
+    /// Whether the library's HTTP transport gets the result too. It needs tool lists: their schemas may name
+    /// arguments that go into HTTP headers.
+    pub(super) http_visibility: HttpResultVisibility,
 }
 
-/// See [`Attached::for_http`].
+/// See [`RequestAttachment::http_visibility`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ForHttp {
-    /// It must not be troubled with it.
+pub(super) enum HttpResultVisibility {
+    /// It gets an empty result instead.
     Hidden,
-    /// It reads it.
+    /// It gets the result.
     Shown,
 }
 
-/// A request's result as it stood on the wire.
-pub(super) type Answer = Arc<Mutex<Option<Bytes>>>;
+/// Holds a request's result, as it stood on the wire, once it came.
+pub(super) type ResultSlot = Arc<Mutex<Option<Bytes>>>;
 
-/// What a call made past the client came to.
+/// The outcome of a direct call.
 #[derive(Debug)]
-pub(super) enum Reply {
-    /// Its result, as it stood on the wire.
+pub(super) enum CallReply {
+    /// The result, as it stood on the wire.
     Result(Bytes),
-    /// The server's refusal.
+    /// The server's error message.
     Refused(String),
-    /// The request was not written, or not whole.
-    NotSent(NotSent),
+    /// The request was not written, or not completely.
+    SendFailed(SendFailure),
 }
 
-/// The first id of calls made past the client, which counts its own from nothing.
-const FIRST_CALL: i64 = 1 << 30;
+/// First request id of direct calls. The library numbers its own requests from 0, so the ranges stay apart.
+const FIRST_DIRECT_CALL_ID: i64 = 1 << 30;
 
-/// The traffic of one connection.
-pub(super) struct Traffic {
+/// Pending requests, progress sinks and the flood counter of one connection.
+pub(super) struct TrafficFilter {
     server: CatalogId,
     secrets: Arc<Secrets>,
-    calls: Mutex<HashMap<i64, Open>>,
-    next: AtomicI64,
+    pending: Mutex<HashMap<i64, PendingRequest>>,
+    next_call_id: AtomicI64,
     progress: Mutex<HashMap<i64, ProgressSink>>,
-    unasked: Mutex<Unasked>,
-    /// The server says that its tools have changed.
+    unsolicited: Mutex<UnsolicitedCounter>,
+    /// Notified when the server reports that its tools have changed.
     pub(super) list_changed: Notify,
-    /// Set when no more messages come.
-    pub(super) ended: Latch<Ending>,
+    /// Set when no more messages will come.
+    pub(super) ended: Latch<ConnectionEnd>,
 }
 
-enum Open {
-    /// The client's request: it is told that the answer came, which is put here.
-    Client {
-        answer: Answer,
-        token: Option<i64>,
-        for_http: ForHttp,
+/// A request that has no response yet.
+enum PendingRequest {
+    /// Sent by the library: the result goes into the slot, and the library gets an empty response.
+    Library {
+        result_slot: ResultSlot,
+        progress_token: Option<i64>,
+        http_visibility: HttpResultVisibility,
     },
-    /// A call made past it. Its progress has its id.
-    Call(oneshot::Sender<Reply>),
+    /// A direct call. Its progress token is its request id.
+    Direct(oneshot::Sender<CallReply>),
 }
 
-impl Traffic {
-    /// Traffic with `server`.
+impl TrafficFilter {
+    /// A filter for the messages of `server`.
     pub(super) fn new(server: CatalogId, secrets: Arc<Secrets>) -> Arc<Self> {
         Arc::new(Self {
             server,
             secrets,
-            calls: Mutex::default(),
-            next: AtomicI64::new(FIRST_CALL),
+            pending: Mutex::default(),
+            next_call_id: AtomicI64::new(FIRST_DIRECT_CALL_ID),
             progress: Mutex::default(),
-            unasked: Mutex::new(Unasked::new()),
+            unsolicited: Mutex::new(UnsolicitedCounter::new()),
             list_changed: Notify::new(),
             ended: Latch::default(),
         })
     }
 
-    /// Sees a message before it leaves, so that no answer can come before it is expected.
-    pub(super) fn outgoing(&self, message: &ClientJsonRpcMessage) {
+    /// Registers the library's request as pending before it is written, so that no response can come before it
+    /// is expected; a cancellation removes it.
+    pub(super) fn register_outgoing(&self, message: &ClientJsonRpcMessage) {
         match message {
             ClientJsonRpcMessage::Request(request) => {
-                let Some(attached) = request.request.extensions().get::<Attached>() else {
+                let Some(attached) = request.request.extensions().get::<RequestAttachment>() else {
                     return;
                 };
                 let NumberOrString::Number(id) = request.id else {
@@ -139,181 +141,188 @@ impl Traffic {
                     token = Some(number);
                     self.progress.lock().insert(number, sink.clone());
                 }
-                let open = Open::Client {
-                    answer: attached.answer.clone(),
-                    token,
-                    for_http: attached.for_http,
+                let request = PendingRequest::Library {
+                    result_slot: attached.result_slot.clone(),
+                    progress_token: token,
+                    http_visibility: attached.http_visibility,
                 };
-                self.calls.lock().insert(id, open);
+                self.pending.lock().insert(id, request);
             }
             ClientJsonRpcMessage::Notification(notification) => {
                 if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
                     && let Some(NumberOrString::Number(id)) = cancelled.params.request_id
                 {
-                    self.close(id);
+                    self.remove_pending(id);
                 }
             }
             ClientJsonRpcMessage::Response(_) | ClientJsonRpcMessage::Error(_) => {}
         }
     }
 
-    fn close(&self, id: i64) -> Option<Open> {
-        let open = self.calls.lock().remove(&id)?;
-        let token = match &open {
-            Open::Client { token, .. } => *token,
-            Open::Call(_) => Some(id),
+    fn remove_pending(&self, id: i64) -> Option<PendingRequest> {
+        let request = self.pending.lock().remove(&id)?;
+        let token = match &request {
+            PendingRequest::Library {
+                progress_token: token,
+                ..
+            } => *token,
+            PendingRequest::Direct(_) => Some(id),
         };
         if let Some(token) = token {
             self.progress.lock().remove(&token);
         }
-        Some(open)
+        Some(request)
     }
 
-    /// Opens a call that is made past the client: its id, and where its answer comes.
-    pub(super) fn open_call(&self, progress: Option<ProgressSink>) -> (i64, oneshot::Receiver<Reply>) {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
+    /// Registers a direct call; returns its request id and the receiver of its outcome.
+    pub(super) fn register_call(
+        &self,
+        progress: Option<ProgressSink>,
+    ) -> (i64, oneshot::Receiver<CallReply>) {
+        let id = self.next_call_id.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = oneshot::channel();
         if let Some(sink) = progress {
             self.progress.lock().insert(id, sink);
         }
-        self.calls.lock().insert(id, Open::Call(sender));
+        self.pending.lock().insert(id, PendingRequest::Direct(sender));
         (id, reply)
     }
 
-    /// How many calls are under way.
-    pub(super) fn open_calls(&self) -> usize {
-        self.calls.lock().len()
+    /// How many requests have no response yet.
+    pub(super) fn pending_count(&self) -> usize {
+        self.pending.lock().len()
     }
 
-    /// Closes a call nobody waits for any more; whether it was open.
-    pub(super) fn give_up(&self, id: i64) -> bool {
-        self.close(id).is_some()
+    /// Removes a call nobody waits for any more; returns whether it was pending.
+    pub(super) fn forget_call(&self, id: i64) -> bool {
+        self.remove_pending(id).is_some()
     }
 
-    /// Says that the request of a call was not written.
-    pub(super) fn unsent(&self, id: i64, why: &NotSent) {
-        if let Some(Open::Call(sender)) = self.close(id) {
-            let _ = sender.send(Reply::NotSent(why.clone()));
+    /// Completes a direct call whose request could not be written.
+    pub(super) fn report_send_failure(&self, id: i64, why: &SendFailure) {
+        if let Some(PendingRequest::Direct(sender)) = self.remove_pending(id) {
+            let _ = sender.send(CallReply::SendFailed(why.clone()));
         }
     }
 
-    /// No answer comes any more: calls that wait for one need not.
-    pub(super) fn hang_up(&self) {
-        let mut calls = self.calls.lock();
-        let left: Vec<i64> = calls
-            .extract_if(|_, open| matches!(open, Open::Call(_)))
+    /// Drops all direct calls, so that their receivers fail: no more responses will come.
+    pub(super) fn drop_direct_calls(&self) {
+        let mut pending = self.pending.lock();
+        let left: Vec<i64> = pending
+            .extract_if(|_, request| matches!(request, PendingRequest::Direct(_)))
             .map(|(id, _)| id)
             .collect();
-        drop(calls);
+        drop(pending);
         let mut progress = self.progress.lock();
         for id in left {
             progress.remove(&id);
         }
     }
 
-    /// Reads a message off the wire; `None` when the client has no business with it.
-    pub(super) fn incoming(&self, text: &Bytes) -> Option<ServerJsonRpcMessage> {
-        let unasked = || self.unasked.lock().count(text.len());
-        let envelope = match serde_json::from_slice::<Envelope<'_>>(text) {
+    /// Handles a message from the wire; returns what the library must see of it, if anything.
+    pub(super) fn handle_incoming(&self, text: &Bytes) -> Option<ServerJsonRpcMessage> {
+        let count_unsolicited = || self.unsolicited.lock().count(text.len());
+        let envelope = match serde_json::from_slice::<ServerEnvelope<'_>>(text) {
             Ok(envelope) => envelope,
             Err(error) => {
-                unasked();
+                count_unsolicited();
                 if !text.is_empty() {
-                    tracing::debug!(server = %self.server, %error, bytes = text.len(), "not a message");
+                    tracing::debug!(server = %self.server, %error, bytes = text.len(), "ignored: not a JSON-RPC message");
                 }
                 return None;
             }
         };
-        // Most of a flood is told by its method, without being read any further.
+        // Most messages of a flood are recognised by their method and not deserialised any further.
         match (envelope.method.as_deref(), envelope.id) {
-            (None, _) => match self.settle(&envelope, text) {
-                Settled::Here => return None,
-                Settled::Client(id) => return Some(came(id)),
-                Settled::No => {}
+            (None, _) => match self.complete(&envelope, text) {
+                ResponseOwner::DirectCall => return None,
+                ResponseOwner::Library(id) => return Some(ack(id)),
+                ResponseOwner::NotPending => {}
             },
             (Some(_), Some(_)) => {}
             (Some("notifications/tools/list_changed"), None) => {
-                unasked();
+                count_unsolicited();
                 self.list_changed.notify_one();
                 return None;
             }
             (Some("notifications/progress"), None) if self.progress.lock().is_empty() => {
-                unasked();
+                count_unsolicited();
                 return None;
             }
-            (Some(method), None) if !READ.contains(&method) => {
-                unasked();
+            (Some(method), None) if !HANDLED_NOTIFICATIONS.contains(&method) => {
+                count_unsolicited();
                 return None;
             }
             (Some(_), None) => {}
         }
         match serde_json::from_slice::<ServerJsonRpcMessage>(text) {
-            Ok(message) => self.sift(message, text.len()),
+            Ok(message) => self.filter(message, text.len()),
             Err(error) => {
-                unasked();
-                tracing::debug!(server = %self.server, %error, bytes = text.len(), "not a message of MCP");
+                count_unsolicited();
+                tracing::debug!(server = %self.server, %error, bytes = text.len(), "ignored: not an MCP message");
                 None
             }
         }
     }
 
-    /// The answer to a request of ours over HTTP, if `text` is one and the client need not read it. The
-    /// request stays open until the client's transport has passed on what came before it, progress above
-    /// all; [`Traffic::sift`] sees the end of it.
-    pub(super) fn answered(&self, text: &Bytes) -> Option<ServerJsonRpcMessage> {
-        let envelope: Envelope<'_> = serde_json::from_slice(text).ok()?;
-        let (id, result) = (envelope.answers()?, envelope.result?);
-        match self.calls.lock().get(&id)? {
-            Open::Client {
-                answer,
-                for_http: ForHttp::Hidden,
+    /// If `text` is the response to a library request over HTTP whose result stays hidden, keeps the result and
+    /// returns an empty response for the library. The request stays pending until the library's transport has
+    /// delivered what came before it, progress above all; then [`TrafficFilter::filter`] removes it.
+    pub(super) fn intercept_http_response(&self, text: &Bytes) -> Option<ServerJsonRpcMessage> {
+        let envelope: ServerEnvelope<'_> = serde_json::from_slice(text).ok()?;
+        let (id, result) = (envelope.response_id()?, envelope.result?);
+        match self.pending.lock().get(&id)? {
+            PendingRequest::Library {
+                result_slot,
+                http_visibility: HttpResultVisibility::Hidden,
                 ..
             } => {
-                keep(answer, text, result);
-                Some(came(id))
+                store_result(result_slot, text, result);
+                Some(ack(id))
             }
-            Open::Client { .. } | Open::Call(_) => None,
+            PendingRequest::Library { .. } | PendingRequest::Direct(_) => None,
         }
     }
 
-    /// The answer to a request of ours, if `text` is one.
-    fn settle(&self, envelope: &Envelope<'_>, text: &Bytes) -> Settled {
-        let Some(id) = envelope.answers() else {
-            return Settled::No;
+    /// Completes the pending request that `envelope` responds to, if any.
+    fn complete(&self, envelope: &ServerEnvelope<'_>, text: &Bytes) -> ResponseOwner {
+        let Some(id) = envelope.response_id() else {
+            return ResponseOwner::NotPending;
         };
-        // An error to a request of the client's is the client's to read.
-        if envelope.result.is_none() && id < FIRST_CALL {
-            return Settled::No;
+        // The library handles errors to its own requests.
+        if envelope.result.is_none() && id < FIRST_DIRECT_CALL_ID {
+            return ResponseOwner::NotPending;
         }
-        match (self.close(id), envelope.result) {
-            (Some(Open::Call(sender)), result) => {
+        match (self.remove_pending(id), envelope.result) {
+            (Some(PendingRequest::Direct(sender)), result) => {
                 let reply = match result {
-                    Some(result) => Reply::Result(text.slice_ref(result.get().as_bytes())),
-                    None => Reply::Refused(envelope.refusal()),
+                    Some(result) => CallReply::Result(text.slice_ref(result.get().as_bytes())),
+                    None => CallReply::Refused(envelope.error_message()),
                 };
-                // Nobody may be waiting any more.
+                // The call may have been dropped meanwhile.
                 let _ = sender.send(reply);
-                Settled::Here
+                ResponseOwner::DirectCall
             }
-            (Some(Open::Client { answer, .. }), Some(result)) => {
-                keep(&answer, text, result);
-                Settled::Client(id)
+            (Some(PendingRequest::Library { result_slot, .. }), Some(result)) => {
+                store_result(&result_slot, text, result);
+                ResponseOwner::Library(id)
             }
-            (Some(Open::Client { .. }) | None, _) => Settled::No,
+            (Some(PendingRequest::Library { .. }) | None, _) => ResponseOwner::NotPending,
         }
     }
 
-    /// Takes out of the client's way what is dealt with here.
-    pub(super) fn sift(&self, message: ServerJsonRpcMessage, bytes: usize) -> Option<ServerJsonRpcMessage> {
+    /// Handles progress, logging and list changes, counts unsolicited messages, and returns what the library must
+    /// see.
+    pub(super) fn filter(&self, message: ServerJsonRpcMessage, bytes: usize) -> Option<ServerJsonRpcMessage> {
         match &message {
-            ServerJsonRpcMessage::Response(response) => self.settled(&response.id),
+            ServerJsonRpcMessage::Response(response) => self.note_response(&response.id),
             ServerJsonRpcMessage::Error(error) => match &error.id {
-                Some(id) => self.settled(id),
-                None => self.unasked.lock().count(bytes),
+                Some(id) => self.note_response(id),
+                None => self.unsolicited.lock().count(bytes),
             },
-            ServerJsonRpcMessage::Request(_) => self.unasked.lock().count(bytes),
+            ServerJsonRpcMessage::Request(_) => self.unsolicited.lock().count(bytes),
             ServerJsonRpcMessage::Notification(notification) => {
-                self.unasked.lock().count(bytes);
+                self.unsolicited.lock().count(bytes);
                 match &notification.notification {
                     ServerNotification::ProgressNotification(progress) => {
                         let progress = &progress.params;
@@ -322,7 +331,7 @@ impl Traffic {
                             NumberOrString::String(_) => None,
                         };
                         if let Some(sink) = sink {
-                            sink(Progress {
+                            sink(CallProgress {
                                 progress: progress.progress,
                                 total: progress.total,
                                 message: progress.message.clone(),
@@ -330,9 +339,9 @@ impl Traffic {
                         }
                         return None;
                     }
-                    #[allow(deprecated, reason = "on its way out of MCP, and still what servers say")]
+                    #[allow(deprecated, reason = "deprecated in MCP, but servers still send it")]
                     ServerNotification::LoggingMessageNotification(log) => {
-                        self.log(&log.params.level, &log.params.data);
+                        self.log_server_message(&log.params.level, &log.params.data);
                         return None;
                     }
                     ServerNotification::ToolListChangedNotification(_) => {
@@ -344,7 +353,7 @@ impl Traffic {
                     | ServerNotification::PromptListChangedNotification(_)
                     | ServerNotification::TaskStatusNotification(_)
                     | ServerNotification::CustomNotification(_) => return None,
-                    // The client's own: it follows subscriptions with these.
+                    // The library tracks its subscriptions with these.
                     _ => {}
                 }
             }
@@ -352,53 +361,54 @@ impl Traffic {
         Some(message)
     }
 
-    /// An answer to a call is expected. Any other is, or is not, the client's: they are counted, since a
-    /// flood can be made of them, but may be large, as tool lists are.
-    fn settled(&self, id: &NumberOrString) {
+    /// Removes the pending request. A response to an unregistered request may be to one of the library's own:
+    /// its message is counted, since a flood can be made of such responses, its bytes are not, since tool lists
+    /// are large.
+    fn note_response(&self, id: &NumberOrString) {
         if let NumberOrString::Number(id) = id
-            && self.close(*id).is_none()
+            && self.remove_pending(*id).is_none()
         {
-            self.unasked.lock().count(0);
+            self.unsolicited.lock().count(0);
         }
     }
 
-    fn log(&self, level: &impl std::fmt::Debug, data: &Value) {
+    fn log_server_message(&self, level: &impl std::fmt::Debug, data: &Value) {
         if tracing::enabled!(tracing::Level::DEBUG) {
             let text = match data {
                 Value::String(text) => text.clone(),
                 other => other.to_string(),
             };
-            let text = self.secrets.mask_text(super::fault::bounded(&text));
+            let text = self.secrets.mask_text(super::fault::truncate_error(&text));
             tracing::debug!(server = %self.server, ?level, "{text}");
         }
     }
 
-    /// Waits while the server has said more unasked than is read in a window.
-    pub(super) async fn unhurried(&self) {
-        let until = self.unasked.lock().pause();
+    /// Waits until the end of the window if the server sent too many unsolicited messages in it.
+    pub(super) async fn throttle(&self) {
+        let until = self.unsolicited.lock().paused_until();
         if let Some(until) = until {
             tokio::time::sleep_until(until).await;
         }
     }
 }
 
-/// Whose an answer was.
-enum Settled {
-    /// A call's; it has it.
-    Here,
-    /// The client's, with this id.
-    Client(i64),
-    /// No answer, or to nothing that is known here.
-    No,
+/// Which request a response completed.
+enum ResponseOwner {
+    /// A direct call, which has received it.
+    DirectCall,
+    /// The library's request with this id.
+    Library(i64),
+    /// None that is registered here, or the message is no response.
+    NotPending,
 }
 
-/// Keeps a result as it stands.
-fn keep(answer: &Answer, text: &Bytes, result: &RawValue) {
-    *answer.lock() = Some(text.slice_ref(result.get().as_bytes()));
+/// Puts a result into its slot as it stands on the wire.
+fn store_result(slot: &ResultSlot, text: &Bytes, result: &RawValue) {
+    *slot.lock() = Some(text.slice_ref(result.get().as_bytes()));
 }
 
-/// All that the client learns of an answer that is kept.
-fn came(id: i64) -> ServerJsonRpcMessage {
+/// The empty response the library gets in place of a result that is kept here.
+fn ack(id: i64) -> ServerJsonRpcMessage {
     ServerJsonRpcMessage::response(ServerResult::empty(()), NumberOrString::Number(id))
 }
 
@@ -411,20 +421,20 @@ mod tests {
     use rmcp::model::{CallToolRequest, CallToolRequestParams, ClientRequest};
     use serde_json::json;
 
-    fn traffic() -> Arc<Traffic> {
-        Traffic::new("t".parse().unwrap(), Arc::default())
+    fn traffic() -> Arc<TrafficFilter> {
+        TrafficFilter::new("t".parse().unwrap(), Arc::default())
     }
 
-    fn call(traffic: &Traffic, id: i64) -> Answer {
-        let answer = Answer::default();
+    fn call(traffic: &TrafficFilter, id: i64) -> ResultSlot {
+        let answer = ResultSlot::default();
         let mut request = CallToolRequest::new(CallToolRequestParams::new("x"));
-        request.extensions.insert(Attached {
-            answer: answer.clone(),
+        request.extensions.insert(RequestAttachment {
+            result_slot: answer.clone(),
             progress: None,
-            for_http: ForHttp::Hidden,
+            http_visibility: HttpResultVisibility::Hidden,
         });
         let request = ClientRequest::CallToolRequest(request);
-        traffic.outgoing(&ClientJsonRpcMessage::request(
+        traffic.register_outgoing(&ClientJsonRpcMessage::request(
             request,
             NumberOrString::Number(id),
         ));
@@ -432,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_passes_untouched() {
+    fn a_result_is_kept_byte_for_byte() {
         let traffic = traffic();
         let content = json!([
             {"type":"image","data":"aGk=","mimeType":"image/png","unknownField":[1]},
@@ -442,52 +452,52 @@ mod tests {
             let answer = call(&traffic, id);
             let text = json!({"jsonrpc":"2.0","id":sent,"result":{
                 "content":content,"structuredContent":{"z":1,"a":2},"isError":true,"_meta":{}}});
-            let seen = traffic.incoming(&Bytes::from(text.to_string())).unwrap();
+            let seen = traffic.handle_incoming(&Bytes::from(text.to_string())).unwrap();
             assert!(matches!(seen, ServerJsonRpcMessage::Response(r) if r.id == NumberOrString::Number(id)));
             let result = read_result(&answer.lock().take().unwrap()).unwrap();
             assert_eq!(Value::from(result.content), content);
             assert_eq!(result.structured_content.unwrap().to_string(), r#"{"z":1,"a":2}"#);
             assert!(result.is_error);
         }
-        assert!(traffic.calls.lock().is_empty());
+        assert!(traffic.pending.lock().is_empty());
     }
 
     #[test]
-    fn an_answer_over_http_leaves_the_way_free_for_what_came_before_it() {
+    fn a_request_over_http_stays_pending_until_its_response_is_delivered() {
         let traffic = traffic();
         let answer = call(&traffic, 3);
         let text = Bytes::from_static(br#"{"jsonrpc":"2.0","id":3,"result":{"content":[]}}"#);
-        let passed_on = traffic.answered(&text).unwrap();
-        assert!(answer.lock().is_some() && traffic.calls.lock().contains_key(&3));
-        traffic.sift(passed_on, 0).unwrap();
-        assert!(traffic.calls.lock().is_empty());
-        assert_eq!(traffic.unasked.lock().messages, 0);
+        let passed_on = traffic.intercept_http_response(&text).unwrap();
+        assert!(answer.lock().is_some() && traffic.pending.lock().contains_key(&3));
+        traffic.filter(passed_on, 0).unwrap();
+        assert!(traffic.pending.lock().is_empty());
+        assert_eq!(traffic.unsolicited.lock().messages, 0);
     }
 
     #[test]
-    fn a_cancelled_call_is_forgotten_with_its_late_answer() {
+    fn a_late_response_to_a_cancelled_call_is_dropped_and_counted() {
         let traffic = traffic();
         let answer = call(&traffic, 1);
         let cancelled = json!({"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}});
-        traffic.outgoing(&serde_json::from_value(cancelled).unwrap());
-        traffic.incoming(&Bytes::from_static(
+        traffic.register_outgoing(&serde_json::from_value(cancelled).unwrap());
+        traffic.handle_incoming(&Bytes::from_static(
             br#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#,
         ));
         assert!(answer.lock().is_none());
-        assert_eq!(traffic.unasked.lock().messages, 1);
+        assert_eq!(traffic.unsolicited.lock().messages, 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_is_held_back_until_the_window_is_over() {
+    async fn a_flood_is_throttled_until_the_window_is_over() {
         let traffic = traffic();
-        for _ in 0..=limits::UNASKED_MESSAGES {
-            traffic.incoming(&Bytes::from_static(b"noise"));
+        for _ in 0..=limits::MAX_UNSOLICITED_MESSAGES {
+            traffic.handle_incoming(&Bytes::from_static(b"noise"));
         }
         let before = Instant::now();
-        traffic.unhurried().await;
-        assert!(before.elapsed() >= limits::UNASKED_WINDOW / 2);
-        traffic.unhurried().await;
-        traffic.incoming(&Bytes::from(vec![b'x'; limits::UNASKED_BYTES + 1]));
-        assert!(traffic.unasked.lock().pause().is_some());
+        traffic.throttle().await;
+        assert!(before.elapsed() >= limits::UNSOLICITED_WINDOW / 2);
+        traffic.throttle().await;
+        traffic.handle_incoming(&Bytes::from(vec![b'x'; limits::MAX_UNSOLICITED_BYTES + 1]));
+        assert!(traffic.unsolicited.lock().paused_until().is_some());
     }
 }

@@ -1,8 +1,8 @@
-//! A connection that carries whole messages both ways, as the MCP client wants one.
+//! A persistent message connection, as the transport of the MCP library.
 //!
-//! Reading is done by the client's own loop, a message at a time. Writing is done by a task, which puts what
-//! comes together into one write and never makes anyone wait for a server that does not read: what cannot be
-//! written yet is held up to a limit, and past it refused.
+//! Messages are read one at a time by the library's own loop. They are written by a task, which batches what is
+//! queued into one write. Senders never wait for a server that does not read: messages are queued up to a limit
+//! and refused beyond it.
 
 use std::{
     sync::{
@@ -27,85 +27,85 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     limits,
-    traffic::{Ending, Traffic},
+    traffic::{ConnectionEnd, TrafficFilter},
 };
 
-/// So many calls under way at once are a crowd.
-const CROWD: usize = 4;
-/// How long the first of a crowd waits for others to go with it.
-const TOGETHER: Duration = Duration::from_micros(20);
+/// Number of pending calls from which requests are batched.
+const BATCH_MIN_CALLS: usize = 4;
+/// How long the first request of a batch waits for others. Without it the server would be woken for each.
+const BATCH_WAIT: Duration = Duration::from_micros(20);
 
-/// The reading half of a transport.
+/// The reading half of a transport that carries whole messages.
 #[async_trait]
 pub(super) trait FrameRead: Send {
-    /// The next message; `None` when the server has closed. May be given up and asked again.
+    /// The next message; `None` when the server has closed. Must be cancel-safe: a dropped read loses nothing.
     async fn next(&mut self) -> Result<Option<Bytes>, String>;
 }
 
-/// The writing half of a transport.
+/// The writing half of a transport that carries whole messages.
 #[async_trait]
 pub(super) trait FrameWrite: Send {
-    /// Writes these messages.
+    /// Writes and flushes these messages.
     async fn write(&mut self, messages: Vec<Vec<u8>>) -> Result<(), String>;
 
-    /// Says that nothing more comes.
+    /// Closes the writing half: the server sees the end of its input.
     async fn close(&mut self);
 }
 
-/// Both halves. Clones are the same connection, so that a second handshake can follow a failed first one;
-/// the client's own closing does not close it, [`Wire::close`] does.
+/// Both halves. Clones share one connection, so that a second handshake can follow a refused first one; the
+/// library's `Transport::close` therefore does not close it, [`UpstreamWire::close`] does.
 #[derive(Clone)]
-pub(super) struct Wire(Arc<Inner>);
+pub(super) struct UpstreamWire(Arc<UpstreamWireState>);
 
-struct Inner {
+struct UpstreamWireState {
     reader: Mutex<Box<dyn FrameRead>>,
-    outbox: mpsc::UnboundedSender<Outgoing>,
-    queued: Arc<Queued>,
-    /// Fires when the writer is closed.
+    outbox: mpsc::UnboundedSender<QueuedWrite>,
+    backlog: Arc<WriteBacklog>,
+    /// Cancelled when the writer has been closed.
     closed: CancellationToken,
-    traffic: Arc<Traffic>,
+    traffic: Arc<TrafficFilter>,
 }
 
-/// A message that was not sent.
+/// Why a message was not sent.
 #[derive(Debug, Clone, thiserror::Error)]
-pub(super) enum NotSent {
-    /// None of it was.
+pub(super) enum SendFailure {
+    /// Nothing of it was written.
     #[error("{0}")]
-    Refused(String),
-    /// Some of it may have been.
+    NotWritten(String),
+    /// Writing failed: some or all of it may have reached the server.
     #[error("{0}")]
-    Broken(String),
+    MaybeWritten(String),
 }
 
-/// A message on its way to the server.
-struct Outgoing {
+/// A message waiting to be written.
+struct QueuedWrite {
     bytes: Vec<u8>,
-    whose: Whose,
+    observer: WriteObserver,
 }
 
-/// Who is told how the writing went.
-enum Whose {
-    /// Somebody who waits for it.
-    Waiting(oneshot::Sender<Result<(), NotSent>>),
-    /// A call: it waits for its answer, and a failure is one.
+/// Who learns whether a message was written.
+enum WriteObserver {
+    /// A sender that awaits the write.
+    Sender(oneshot::Sender<Result<(), SendFailure>>),
+    /// The direct call with this id: it awaits its response, and a failed write completes it.
     Call(i64),
-    /// Nobody.
-    Nobody,
+    /// No one.
+    Ignored,
 }
 
-impl Wire {
+impl UpstreamWire {
     /// A wire over both halves of a transport.
     pub(super) fn new(
         reader: impl FrameRead + 'static,
         writer: impl FrameWrite + 'static,
-        traffic: Arc<Traffic>,
+        traffic: Arc<TrafficFilter>,
     ) -> Self {
         let (outbox, messages) = mpsc::unbounded_channel();
-        let (queued, closed) = (Arc::<Queued>::default(), CancellationToken::new());
-        let task = Writing {
+        let (backlog, closed) = (Arc::<WriteBacklog>::default(), CancellationToken::new());
+        let task = WireWriter {
             writer: Box::new(writer),
             messages,
-            queued: queued.clone(),
+            backlog: backlog.clone(),
             traffic: traffic.clone(),
         };
         let done = closed.clone().drop_guard();
@@ -113,98 +113,98 @@ impl Wire {
             task.run().await;
             drop(done);
         });
-        Self(Arc::new(Inner {
+        Self(Arc::new(UpstreamWireState {
             reader: Mutex::new(Box::new(reader)),
             outbox,
-            queued,
+            backlog,
             closed,
             traffic,
         }))
     }
 
-    /// Closes it for this reason: what waits to be written is given up, the server sees its input end.
+    /// Closes the connection: queued messages fail with `reason`, and the server sees the end of its input.
     pub(super) async fn close(&self, reason: &str) {
-        self.0.traffic.ended.set(Ending::Fault(reason.into()));
+        self.0.traffic.ended.set(ConnectionEnd::Fault(reason.into()));
         self.0.closed.cancelled().await;
     }
 
-    /// What passes on it.
-    pub(super) fn traffic(&self) -> &Arc<Traffic> {
+    /// The filter its messages pass through.
+    pub(super) fn traffic(&self) -> &Arc<TrafficFilter> {
         &self.0.traffic
     }
 
-    /// Has the request of call `id` written; that it could not be is its answer.
-    pub(super) fn post_call(&self, id: i64, bytes: Vec<u8>) -> Result<(), NotSent> {
-        self.0.post(bytes, Whose::Call(id))
+    /// Queues the request of direct call `id`; a failed write completes the call.
+    pub(super) fn enqueue_call(&self, id: i64, bytes: Vec<u8>) -> Result<(), SendFailure> {
+        self.0.enqueue(bytes, WriteObserver::Call(id))
     }
 
-    /// Has something written that nobody waits for.
-    pub(super) fn post(&self, bytes: Vec<u8>) -> Result<(), NotSent> {
-        self.0.post(bytes, Whose::Nobody)
+    /// Queues a message whose write no one awaits.
+    pub(super) fn enqueue(&self, bytes: Vec<u8>) -> Result<(), SendFailure> {
+        self.0.enqueue(bytes, WriteObserver::Ignored)
     }
 }
 
-impl Inner {
-    fn post(&self, bytes: Vec<u8>, whose: Whose) -> Result<(), NotSent> {
-        if bytes.len() > limits::MESSAGE_BYTES {
-            let most = limits::MESSAGE_BYTES / 1024 / 1024;
-            return Err(NotSent::Refused(format!(
+impl UpstreamWireState {
+    fn enqueue(&self, bytes: Vec<u8>, observer: WriteObserver) -> Result<(), SendFailure> {
+        if bytes.len() > limits::MAX_MESSAGE_BYTES {
+            let most = limits::MAX_MESSAGE_BYTES / 1024 / 1024;
+            return Err(SendFailure::NotWritten(format!(
                 "a message to it may have {most} MiB, this one is larger"
             )));
         }
         let length = bytes.len();
-        self.queued.enter(length)?;
-        self.outbox.send(Outgoing { bytes, whose }).map_err(|_| {
-            self.queued.leave(length);
-            closed()
+        self.backlog.reserve(length)?;
+        self.outbox.send(QueuedWrite { bytes, observer }).map_err(|_| {
+            self.backlog.release(length);
+            input_closed()
         })
     }
 }
 
-impl Drop for Inner {
+impl Drop for UpstreamWireState {
     fn drop(&mut self) {
-        // Nobody is left to write to it: a writer that is stuck gives up.
-        self.traffic.ended.set(Ending::Closed);
+        // The last clone is gone: end the writing task even if a write is blocked.
+        self.traffic.ended.set(ConnectionEnd::Closed);
     }
 }
 
-fn closed() -> NotSent {
-    NotSent::Refused("its input is closed".into())
+fn input_closed() -> SendFailure {
+    SendFailure::NotWritten("its input is closed".into())
 }
 
-/// What waits to be written.
+/// Size of the write queue, bounded by [`limits::MAX_QUEUED_BYTES`] and [`limits::MAX_QUEUED_MESSAGES`].
 #[derive(Default)]
-struct Queued {
+struct WriteBacklog {
     bytes: AtomicUsize,
     messages: AtomicUsize,
 }
 
-impl Queued {
-    fn enter(&self, bytes: usize) -> Result<(), NotSent> {
+impl WriteBacklog {
+    fn reserve(&self, bytes: usize) -> Result<(), SendFailure> {
         let before_bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let before = self.messages.fetch_add(1, Ordering::Relaxed);
-        if before_bytes + bytes > limits::QUEUED_BYTES || before >= limits::QUEUED_MESSAGES {
-            self.leave(bytes);
-            return Err(NotSent::Refused("it does not read what it is sent".into()));
+        if before_bytes + bytes > limits::MAX_QUEUED_BYTES || before >= limits::MAX_QUEUED_MESSAGES {
+            self.release(bytes);
+            return Err(SendFailure::NotWritten("it does not read what it is sent".into()));
         }
         Ok(())
     }
 
-    fn leave(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.messages.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The task that writes.
-struct Writing {
+/// The task that writes queued messages.
+struct WireWriter {
     writer: Box<dyn FrameWrite>,
-    messages: mpsc::UnboundedReceiver<Outgoing>,
-    queued: Arc<Queued>,
-    traffic: Arc<Traffic>,
+    messages: mpsc::UnboundedReceiver<QueuedWrite>,
+    backlog: Arc<WriteBacklog>,
+    traffic: Arc<TrafficFilter>,
 }
 
-impl Writing {
+impl WireWriter {
     async fn run(mut self) {
         let traffic = self.traffic.clone();
         loop {
@@ -214,84 +214,85 @@ impl Writing {
                 first = self.messages.recv() => first,
             };
             let Some(first) = first else { break };
-            self.others().await;
-            let (messages, whose) = self.gather(first);
+            self.wait_for_batch().await;
+            let (messages, observers) = self.take_batch(first);
             let lengths: Vec<usize> = messages.iter().map(Vec::len).collect();
             let written = tokio::select! {
                 biased;
                 written = self.writer.write(messages) => written,
                 ending = traffic.ended.wait() => Err(match ending {
-                    Ending::Closed => "it closed the connection".into(),
-                    Ending::Fault(reason) => reason.to_string(),
+                    ConnectionEnd::Closed => "it closed the connection".into(),
+                    ConnectionEnd::Fault(reason) => reason.to_string(),
                 }),
             };
-            let written = written.map_err(NotSent::Broken);
-            for (length, whose) in lengths.into_iter().zip(whose) {
-                self.queued.leave(length);
-                self.tell(whose, &written);
+            let written = written.map_err(SendFailure::MaybeWritten);
+            for (length, observer) in lengths.into_iter().zip(observers) {
+                self.backlog.release(length);
+                self.report_write(observer, &written);
             }
         }
-        // What is left was not sent; whoever waits for it learns that by the sender's end.
+        // What is left in the queue was not written.
         self.messages.close();
         while let Ok(left) = self.messages.try_recv() {
-            self.queued.leave(left.bytes.len());
-            self.tell(left.whose, &Err(closed()));
+            self.backlog.release(left.bytes.len());
+            self.report_write(left.observer, &Err(input_closed()));
         }
-        let _ = tokio::time::timeout(limits::LAST_WORDS, self.writer.close()).await;
+        let _ = tokio::time::timeout(limits::DRAIN_TIMEOUT, self.writer.close()).await;
     }
 
-    /// Lets others come along where many calls are under way: a server that hears one at a time is woken for each.
-    async fn others(&mut self) {
-        if self.traffic.open_calls() < CROWD {
+    /// Waits up to [`BATCH_WAIT`] for more requests when many calls are pending, so that they go in one write.
+    async fn wait_for_batch(&mut self) {
+        if self.traffic.pending_count() < BATCH_MIN_CALLS {
             return;
         }
         let since = Instant::now();
-        while self.messages.len() + 1 < CROWD && since.elapsed() < TOGETHER {
+        while self.messages.len() + 1 < BATCH_MIN_CALLS && since.elapsed() < BATCH_WAIT {
             tokio::task::yield_now().await;
         }
     }
 
-    /// What can be written in one piece with `first`.
-    fn gather(&mut self, first: Outgoing) -> (Vec<Vec<u8>>, Vec<Whose>) {
-        const MOST: usize = 64;
-        const BYTES: usize = 64 * 1024;
+    /// Takes from the queue what goes into one write with `first`.
+    fn take_batch(&mut self, first: QueuedWrite) -> (Vec<Vec<u8>>, Vec<WriteObserver>) {
+        const MAX_MESSAGES: usize = 64;
+        const MAX_BYTES: usize = 64 * 1024;
         let mut bytes = first.bytes.len();
-        let (mut messages, mut whose) = (vec![first.bytes], vec![first.whose]);
-        while messages.len() < MOST
-            && bytes < BYTES
+        let (mut messages, mut observers) = (vec![first.bytes], vec![first.observer]);
+        while messages.len() < MAX_MESSAGES
+            && bytes < MAX_BYTES
             && let Ok(next) = self.messages.try_recv()
         {
             bytes += next.bytes.len();
             messages.push(next.bytes);
-            whose.push(next.whose);
+            observers.push(next.observer);
         }
-        (messages, whose)
+        (messages, observers)
     }
 
-    fn tell(&self, whose: Whose, written: &Result<(), NotSent>) {
-        match (whose, written) {
-            (Whose::Waiting(sender), _) => drop(sender.send(written.clone())),
-            (Whose::Call(id), Err(why)) => self.traffic.unsent(id, why),
-            (Whose::Call(_), Ok(())) | (Whose::Nobody, _) => {}
+    fn report_write(&self, observer: WriteObserver, written: &Result<(), SendFailure>) {
+        match (observer, written) {
+            (WriteObserver::Sender(sender), _) => drop(sender.send(written.clone())),
+            (WriteObserver::Call(id), Err(why)) => self.traffic.report_send_failure(id, why),
+            (WriteObserver::Call(_), Ok(())) | (WriteObserver::Ignored, _) => {}
         }
     }
 }
 
-impl Transport<RoleClient> for Wire {
-    type Error = NotSent;
+impl Transport<RoleClient> for UpstreamWire {
+    type Error = SendFailure;
 
     fn send(
         &mut self,
         message: ClientJsonRpcMessage,
-    ) -> impl Future<Output = Result<(), NotSent>> + Send + 'static {
+    ) -> impl Future<Output = Result<(), SendFailure>> + Send + 'static {
         let inner = self.0.clone();
-        inner.traffic.outgoing(&message);
+        inner.traffic.register_outgoing(&message);
         async move {
-            let bytes = serde_json::to_vec(&message)
-                .map_err(|error| NotSent::Refused(format!("the message cannot be written: {error}")))?;
+            let bytes = serde_json::to_vec(&message).map_err(|error| {
+                SendFailure::NotWritten(format!("the message cannot be written: {error}"))
+            })?;
             let (sender, written) = oneshot::channel();
-            inner.post(bytes, Whose::Waiting(sender))?;
-            written.await.unwrap_or_else(|_| Err(closed()))
+            inner.enqueue(bytes, WriteObserver::Sender(sender))?;
+            written.await.unwrap_or_else(|_| Err(input_closed()))
         }
     }
 
@@ -299,28 +300,28 @@ impl Transport<RoleClient> for Wire {
         let traffic = &self.0.traffic;
         let mut reader = self.0.reader.lock().await;
         loop {
-            traffic.unhurried().await;
+            traffic.throttle().await;
             let next = tokio::select! {
                 biased;
                 _ = traffic.ended.wait() => {
-                    traffic.hang_up();
+                    traffic.drop_direct_calls();
                     return None;
                 }
                 next = reader.next() => next,
             };
             match next {
                 Ok(Some(text)) => {
-                    if let Some(message) = traffic.incoming(&text) {
+                    if let Some(message) = traffic.handle_incoming(&text) {
                         return Some(message);
                     }
                 }
-                Ok(None) => traffic.ended.set(Ending::Closed),
-                Err(reason) => traffic.ended.set(Ending::Fault(reason.into())),
+                Ok(None) => traffic.ended.set(ConnectionEnd::Closed),
+                Err(reason) => traffic.ended.set(ConnectionEnd::Fault(reason.into())),
             }
         }
     }
 
-    async fn close(&mut self) -> Result<(), NotSent> {
+    async fn close(&mut self) -> Result<(), SendFailure> {
         Ok(())
     }
 }
@@ -329,19 +330,21 @@ impl Transport<RoleClient> for Wire {
 mod tests {
     use super::*;
 
-    /// A server that says nothing, and how many messages it was given at a time.
-    struct Silent;
-    struct Counts(mpsc::UnboundedSender<usize>);
+    /// A server that never sends.
+    struct SilentReader;
+
+    /// Records how many messages each write carried.
+    struct BatchSizeRecorder(mpsc::UnboundedSender<usize>);
 
     #[async_trait]
-    impl FrameRead for Silent {
+    impl FrameRead for SilentReader {
         async fn next(&mut self) -> Result<Option<Bytes>, String> {
             std::future::pending().await
         }
     }
 
     #[async_trait]
-    impl FrameWrite for Counts {
+    impl FrameWrite for BatchSizeRecorder {
         async fn write(&mut self, messages: Vec<Vec<u8>>) -> Result<(), String> {
             self.0.send(messages.len()).map_err(|error| error.to_string())
         }
@@ -349,14 +352,15 @@ mod tests {
         async fn close(&mut self) {}
     }
 
-    /// So many calls, posted one after the other; time stands still as long as anything is to be done.
-    async fn written(calls: usize) -> Vec<usize> {
+    /// Queues `calls` calls one after the other and returns the sizes of the writes. Time is paused while any
+    /// task can run.
+    async fn batch_sizes(calls: usize) -> Vec<usize> {
         let (counts, mut counted) = mpsc::unbounded_channel();
-        let traffic = Traffic::new("server".parse().unwrap(), Arc::default());
-        let wire = Wire::new(Silent, Counts(counts), traffic.clone());
-        let open: Vec<_> = (0..calls).map(|_| traffic.open_call(None)).collect();
+        let traffic = TrafficFilter::new("server".parse().unwrap(), Arc::default());
+        let wire = UpstreamWire::new(SilentReader, BatchSizeRecorder(counts), traffic.clone());
+        let open: Vec<_> = (0..calls).map(|_| traffic.register_call(None)).collect();
         for (id, _) in &open {
-            wire.post_call(*id, b"{}".to_vec()).unwrap();
+            wire.enqueue_call(*id, b"{}".to_vec()).unwrap();
             for _ in 0..3 {
                 tokio::task::yield_now().await;
             }
@@ -369,8 +373,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_crowd_of_calls_goes_together_and_a_few_go_at_once() {
-        assert_eq!(written(CROWD).await, [CROWD]);
-        assert_eq!(written(CROWD - 1).await, [1; CROWD - 1]);
+    async fn many_concurrent_calls_are_written_as_one_batch_and_few_at_once() {
+        assert_eq!(batch_sizes(BATCH_MIN_CALLS).await, [BATCH_MIN_CALLS]);
+        assert_eq!(batch_sizes(BATCH_MIN_CALLS - 1).await, [1; BATCH_MIN_CALLS - 1]);
     }
 }

@@ -20,41 +20,46 @@ use tokio_tungstenite::{
 };
 
 use super::{
-    fault::Fault,
+    fault::UpstreamFault,
     limits,
-    lines::too_long,
+    lines::message_too_large,
     tls,
-    traffic::Traffic,
-    wire::{FrameRead, FrameWrite, Wire},
+    traffic::TrafficFilter,
+    wire::{FrameRead, FrameWrite, UpstreamWire},
 };
 
-/// A byte stream of either kind.
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
-type Socket = WebSocketStream<Box<dyn Stream>>;
+/// A plain or TLS byte stream.
+trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
+type ClientWebSocket = WebSocketStream<Box<dyn ByteStream>>;
 
 /// Connects to `ws://…` or `wss://…`.
 pub(super) async fn connect(
     endpoint: &str,
     headers: HeaderMap,
-    traffic: Arc<Traffic>,
-) -> Result<Wire, Fault> {
-    let broken = |what: String| Fault::new(format!("cannot connect to {endpoint}: {what}"));
+    traffic: Arc<TrafficFilter>,
+) -> Result<UpstreamWire, UpstreamFault> {
+    let broken = |what: String| UpstreamFault::new(format!("cannot connect to {endpoint}: {what}"));
     let uri: Uri = endpoint
         .parse()
-        .map_err(|error| broken(format!("no address: {error}")))?;
-    let mut stream = open(&uri).await.map_err(broken)?;
-    let rest = greet(&mut stream, &uri, &headers).await.map_err(broken)?;
+        .map_err(|error| broken(format!("invalid URL: {error}")))?;
+    let mut stream = connect_stream(&uri).await.map_err(broken)?;
+    let rest = upgrade(&mut stream, &uri, &headers).await.map_err(broken)?;
 
     let config = WebSocketConfig::default()
-        .max_message_size(Some(limits::MESSAGE_BYTES))
-        .max_frame_size(Some(limits::MESSAGE_BYTES));
-    let socket: Socket = WebSocketStream::from_partially_read(stream, rest, Role::Client, Some(config)).await;
+        .max_message_size(Some(limits::MAX_MESSAGE_BYTES))
+        .max_frame_size(Some(limits::MAX_MESSAGE_BYTES));
+    let socket: ClientWebSocket =
+        WebSocketStream::from_partially_read(stream, rest, Role::Client, Some(config)).await;
     let (sink, frames) = socket.split();
-    Ok(Wire::new(Frames(frames), Sink(sink), traffic))
+    Ok(UpstreamWire::new(
+        WebSocketReader(frames),
+        WebSocketWriter(sink),
+        traffic,
+    ))
 }
 
-async fn open(uri: &Uri) -> Result<Box<dyn Stream>, String> {
+async fn connect_stream(uri: &Uri) -> Result<Box<dyn ByteStream>, String> {
     let secure = uri.scheme_str() == Some("wss");
     let host = uri
         .host()
@@ -68,7 +73,7 @@ async fn open(uri: &Uri) -> Result<Box<dyn Stream>, String> {
     if !secure {
         return Ok(Box::new(stream));
     }
-    let config = tls::client().map_err(|error| error.to_string())?;
+    let config = tls::client_config().map_err(|error| error.to_string())?;
     let name = rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
     let stream = tokio_rustls::TlsConnector::from(Arc::new(config))
         .connect(name, stream)
@@ -76,16 +81,17 @@ async fn open(uri: &Uri) -> Result<Box<dyn Stream>, String> {
     Ok(Box::new(stream.map_err(|error| error.to_string())?))
 }
 
-/// The opening handshake; gives back what came after it.
+/// Makes the opening handshake (RFC 6455, 4.1); returns the bytes that followed the response.
 ///
-/// It is done here because the library refuses a server that chooses no subprotocol when one was offered,
-/// and many servers know of none.
-async fn greet(
-    stream: &mut (impl Stream + ?Sized),
+/// It is done here because tungstenite refuses a server that confirms no subprotocol when one was offered, and
+/// many servers confirm none.
+async fn upgrade(
+    stream: &mut (impl ByteStream + ?Sized),
     uri: &Uri,
     headers: &HeaderMap,
 ) -> Result<Vec<u8>, String> {
-    const OWN: [&str; 6] = [
+    /// Headers the handshake sets itself; those of the definition are ignored.
+    const HANDSHAKE_HEADERS: [&str; 6] = [
         "host",
         "connection",
         "upgrade",
@@ -95,7 +101,7 @@ async fn greet(
     ];
     let key = generate_key();
     let host = uri.authority().map_or("", |authority| authority.as_str());
-    // What stands before an @ is no part of the host.
+    // User information before an @ is no part of the Host header.
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let mut request = format!(
@@ -103,7 +109,10 @@ async fn greet(
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Protocol: mcp\r\n"
     )
     .into_bytes();
-    for (name, value) in headers.iter().filter(|(name, _)| !OWN.contains(&name.as_str())) {
+    for (name, value) in headers
+        .iter()
+        .filter(|(name, _)| !HANDSHAKE_HEADERS.contains(&name.as_str()))
+    {
         request.extend_from_slice(name.as_str().as_bytes());
         request.extend_from_slice(b": ");
         request.extend_from_slice(value.as_bytes());
@@ -116,21 +125,21 @@ async fn greet(
         .map_err(|error| error.to_string())?;
     stream.flush().await.map_err(|error| error.to_string())?;
 
-    let (head, rest) = read_head(stream).await?;
-    check_answer(&head, &derive_accept_key(key.as_bytes()))?;
+    let (head, rest) = read_response_head(stream).await?;
+    check_response(&head, &derive_accept_key(key.as_bytes()))?;
     Ok(rest)
 }
 
-async fn read_head(stream: &mut (impl Stream + ?Sized)) -> Result<(String, Vec<u8>), String> {
+async fn read_response_head(stream: &mut (impl ByteStream + ?Sized)) -> Result<(String, Vec<u8>), String> {
     const END: &[u8] = b"\r\n\r\n";
-    const MOST: usize = 32 * 1024;
+    const MAX_BYTES: usize = 32 * 1024;
     let mut answer = Vec::new();
     loop {
         if let Some(at) = answer.windows(END.len()).position(|bytes| bytes == END) {
             let rest = answer.split_off(at + END.len());
             return Ok((String::from_utf8_lossy(&answer[..at]).into_owned(), rest));
         }
-        if answer.len() > MOST {
+        if answer.len() > MAX_BYTES {
             return Err("its answer to the handshake does not end".into());
         }
         match stream.read_buf(&mut answer).await {
@@ -141,13 +150,13 @@ async fn read_head(stream: &mut (impl Stream + ?Sized)) -> Result<(String, Vec<u
     }
 }
 
-fn check_answer(head: &str, accept: &str) -> Result<(), String> {
+fn check_response(head: &str, accept: &str) -> Result<(), String> {
     let mut lines = head.split("\r\n");
     let status = lines.next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("101") {
         return Err(format!(
             "it answered the handshake with {:?}",
-            super::fault::bounded(status)
+            super::fault::truncate_error(status)
         ));
     }
     let header = |name: &str| {
@@ -166,27 +175,27 @@ fn check_answer(head: &str, accept: &str) -> Result<(), String> {
         None | Some("mcp") => Ok(()),
         Some(other) => Err(format!(
             "it chose the subprotocol {:?}, which was not offered",
-            super::fault::bounded(other)
+            super::fault::truncate_error(other)
         )),
     }
 }
 
-struct Frames(SplitStream<Socket>);
+struct WebSocketReader(SplitStream<ClientWebSocket>);
 
 #[async_trait]
-impl FrameRead for Frames {
+impl FrameRead for WebSocketReader {
     async fn next(&mut self) -> Result<Option<Bytes>, String> {
         loop {
             match self.0.next().await {
                 None => return Ok(None),
                 Some(Ok(Message::Text(text))) => return Ok(Some(text.into())),
                 Some(Ok(Message::Binary(bytes))) => return Ok(Some(bytes)),
-                // Pings are answered by the library.
+                // tungstenite answers pings.
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
                 Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed | Error::AlreadyClosed)) => {
                     return Ok(None);
                 }
-                Some(Err(Error::Capacity(_))) => return Err(too_long()),
+                Some(Err(Error::Capacity(_))) => return Err(message_too_large()),
                 Some(Err(Error::Io(error))) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                     return Ok(None);
                 }
@@ -196,10 +205,10 @@ impl FrameRead for Frames {
     }
 }
 
-struct Sink(SplitSink<Socket, Message>);
+struct WebSocketWriter(SplitSink<ClientWebSocket, Message>);
 
 #[async_trait]
-impl FrameWrite for Sink {
+impl FrameWrite for WebSocketWriter {
     async fn write(&mut self, messages: Vec<Vec<u8>>) -> Result<(), String> {
         let broke = |error: Error| format!("its WebSocket broke: {error}");
         for message in messages {
@@ -219,11 +228,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_whole_answer_to_our_key_is_taken() {
+    fn only_a_complete_response_to_our_key_is_accepted() {
         let good = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nsec-websocket-accept: k";
-        assert_eq!(check_answer(good, "k"), Ok(()));
+        assert_eq!(check_response(good, "k"), Ok(()));
         assert_eq!(
-            check_answer(&format!("{good}\r\nSec-WebSocket-Protocol: mcp"), "k"),
+            check_response(&format!("{good}\r\nSec-WebSocket-Protocol: mcp"), "k"),
             Ok(())
         );
         for (bad, word) in [
@@ -233,7 +242,7 @@ mod tests {
             (format!("{good}\r\nSec-WebSocket-Protocol: soap"), "soap"),
             (String::new(), "answered"),
         ] {
-            assert!(check_answer(&bad, "k").unwrap_err().contains(word), "{bad}");
+            assert!(check_response(&bad, "k").unwrap_err().contains(word), "{bad}");
         }
     }
 }

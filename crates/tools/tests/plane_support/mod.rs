@@ -1,4 +1,4 @@
-//! What the tests of the plane share: a session's surroundings, with every source in place.
+//! Shared by the tool plane's tests: a fixture with a plane, a debugger recorder and stand-ins for every source.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 use std::{
@@ -10,40 +10,42 @@ use std::{
 
 use async_trait::async_trait;
 use oubliette_protocol::{
-    CallerId, CatalogId, Error, Object, Result, SessionId, Slug,
+    CallerId, CatalogId, Error, JsonObject, Result, SessionId, Slug,
     agent::AgentDefinition,
-    caller::{self, Declaration, LentTool},
+    caller::{self, CallerDeclaration, LentTool},
     catalog::ToolDefinition,
     debug::DebugBody,
     strict,
-    tool::{CallResult, ToolRow, ToolSpec},
+    tool::{CallResult, ListedTool, ToolSpec},
 };
-use oubliette_sandbox::{Host, Level, Limits, Local, LocalConfig, Sandbox};
+use oubliette_sandbox::{
+    HostDriver, IsolationLevel, LocalDriver, LocalDriverConfig, ResourceLimits, SandboxDriver,
+};
 use oubliette_tools::{
-    BuildSpec, CallContext, CallThread, Callers, Context, DebugSink, Origin, OwnTools, Permit, Plane,
-    PlaneParts, Trust, Wanted,
+    AgentContext, CallContext, CallOrigin, CallThread, CallerTools, ContextSpec, DebugSink, OwnTools, Permit,
+    ToolPlane, ToolPlaneParts, Trust, Wanted,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-/// Nothing in these tests takes this long.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// A wait longer than this fails the test.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
+pub async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(TEST_TIMEOUT, future).await {
         Ok(done) => done,
-        Err(_) => panic!("waited in vain: {what}"),
+        Err(_) => panic!("timed out waiting for {what}"),
     }
 }
 
 /// Keeps debugger events and lets tests wait for them.
-pub struct Recorder {
+pub struct DebugRecorder {
     events: Mutex<Vec<DebugBody>>,
     count: watch::Sender<usize>,
 }
 
-impl Recorder {
+impl DebugRecorder {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             events: Mutex::default(),
@@ -70,10 +72,10 @@ impl Recorder {
         self.events.lock().iter().map(DebugBody::kind).collect()
     }
 
-    /// Waits until some event is as wanted.
+    /// Waits until an event satisfies `wanted`.
     pub async fn wait(&self, what: &str, wanted: impl Fn(&Value) -> bool) {
         let mut news = self.count.subscribe();
-        soon(what, async {
+        within_timeout(what, async {
             while !self.all().iter().any(&wanted) {
                 news.changed().await.unwrap();
             }
@@ -82,7 +84,7 @@ impl Recorder {
     }
 }
 
-impl DebugSink for Recorder {
+impl DebugSink for DebugRecorder {
     fn record(&self, agent: Option<&Slug>, body: DebugBody) {
         assert_eq!(agent.map(Slug::as_str), Some("writer"));
         self.events.lock().push(body);
@@ -90,13 +92,13 @@ impl DebugSink for Recorder {
     }
 }
 
-/// Callers that answer with what they were asked.
+/// Callers whose tools answer with their arguments; `wait` ends when cancelled, `deaf` never.
 #[derive(Default)]
-pub struct Lenders(pub Mutex<Vec<Arc<Declaration>>>);
+pub struct EchoCallers(pub Mutex<Vec<Arc<CallerDeclaration>>>);
 
-impl Lenders {
+impl EchoCallers {
     pub fn declare(&self, context: Value) {
-        let declaration = strict::arguments::<caller::Context>(context)
+        let declaration = strict::parse_arguments::<caller::CallerContext>(context)
             .unwrap()
             .check()
             .unwrap();
@@ -105,14 +107,16 @@ impl Lenders {
 }
 
 #[async_trait]
-impl Callers for Lenders {
-    fn declarations(&self) -> Vec<Arc<Declaration>> {
+impl CallerTools for EchoCallers {
+    fn declarations(&self) -> Vec<Arc<CallerDeclaration>> {
         self.0.lock().clone()
     }
 
-    fn may_call(&self, _caller_id: &CallerId, origin: &Origin) -> Result<()> {
+    fn may_call(&self, _caller_id: &CallerId, origin: &CallOrigin) -> Result<()> {
         match origin {
-            Origin::Outside(who) if who.token_id.is_some() => Err(Error::permission_denied("another's tool")),
+            CallOrigin::Outside(who) if who.token_id.is_some() => {
+                Err(Error::permission_denied("another's tool"))
+            }
             _ => Ok(()),
         }
     }
@@ -138,11 +142,11 @@ impl Callers for Lenders {
     }
 }
 
-/// Oubliette's own tools, likewise.
-pub struct Own;
+/// Stand-ins for Oubliette's own tools that answer with their arguments; the one valid key is `good`.
+pub struct EchoOwnTools;
 
 #[async_trait]
-impl OwnTools for Own {
+impl OwnTools for EchoOwnTools {
     async fn list(&self, _session: &SessionId, key: &str) -> Result<Vec<ToolSpec>> {
         match key {
             "good" => Ok(vec![spec("project_list"), spec("session_list")]),
@@ -154,13 +158,13 @@ impl OwnTools for Own {
         &self,
         permit: Permit,
         _session: &SessionId,
-        origin: &Origin,
+        origin: &CallOrigin,
         tool: &str,
-        arguments: Object,
+        arguments: JsonObject,
         _ctx: &CallContext,
     ) -> Result<Value> {
         match origin {
-            Origin::Inside { api_key } if api_key.as_deref() != Some("good") => {
+            CallOrigin::Inside { api_key } if api_key.as_deref() != Some("good") => {
                 Err(Error::unauthenticated("bad key"))
             }
             _ => Ok(json!({ "own": tool, "canonical": permit.canonical(), "arguments": arguments })),
@@ -173,12 +177,12 @@ impl OwnTools for Own {
             .into()
     }
 
-    async fn base(
+    async fn call_base(
         &self,
         _permit: Permit,
         _session: &SessionId,
         tool: &str,
-        _arguments: Object,
+        _arguments: JsonObject,
         _ctx: &CallContext,
     ) -> Result<Value> {
         Ok(json!({ "base": tool }))
@@ -193,7 +197,7 @@ fn spec(name: &str) -> ToolSpec {
     }
 }
 
-/// The test server and inner stage, built with this crate's tests.
+/// The path of the program that is both the test MCP server and the sandbox's inner stage.
 pub fn program() -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let program = here
@@ -208,51 +212,51 @@ pub fn program() -> PathBuf {
     program
 }
 
-/// A session's surroundings.
-pub struct World {
+/// A tool plane with everything around it that a session would provide.
+pub struct PlaneFixture {
     pub dir: tempfile::TempDir,
-    pub recorder: Arc<Recorder>,
-    pub lenders: Arc<Lenders>,
-    pub plane: Arc<Plane>,
-    pub sandbox: Arc<dyn Sandbox>,
+    pub recorder: Arc<DebugRecorder>,
+    pub lenders: Arc<EchoCallers>,
+    pub plane: Arc<ToolPlane>,
+    pub sandbox: Arc<dyn SandboxDriver>,
     pub env: HashMap<String, String>,
     pub trust: Trust,
     pub session: SessionId,
 }
 
-impl World {
+impl PlaneFixture {
     pub fn new() -> Self {
-        Self::with(Arc::new(Host::new(program())))
+        Self::with_sandbox(Arc::new(HostDriver::new(program())))
     }
 
     /// With the real sandbox.
-    pub async fn local() -> Self {
+    pub async fn with_local_sandbox() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("run");
         std::fs::create_dir(&run_dir).unwrap();
-        let config = LocalConfig {
+        let config = LocalDriverConfig {
             client: program(),
-            minimum: Level::Landlock,
+            minimum: IsolationLevel::Landlock,
             bwrap: None,
             run_dir,
         };
-        let local = Local::new(config).await.unwrap();
+        let local = LocalDriver::new(config).await.unwrap();
         Self {
             dir,
-            ..Self::with(Arc::new(local))
+            ..Self::with_sandbox(Arc::new(local))
         }
-        .furnished()
+        .with_workspace()
     }
 
-    fn with(sandbox: Arc<dyn Sandbox>) -> Self {
-        let (recorder, lenders) = (Recorder::new(), Arc::new(Lenders::default()));
+    fn with_sandbox(sandbox: Arc<dyn SandboxDriver>) -> Self {
+        let (recorder, lenders) = (DebugRecorder::new(), Arc::new(EchoCallers::default()));
         let session = SessionId::generate();
-        let plane = Plane::new(PlaneParts {
+        let plane = ToolPlane::new(ToolPlaneParts {
             session_id: session.clone(),
             callers: lenders.clone(),
-            own: Arc::new(Own),
+            own: Arc::new(EchoOwnTools),
             debug: recorder.clone(),
-            thread: CallThread::here(),
+            thread: CallThread::current_runtime(),
         });
         let dir = tempfile::tempdir().unwrap();
         let (env, trust) = (HashMap::new(), Trust::default());
@@ -266,10 +270,10 @@ impl World {
             trust,
             session,
         }
-        .furnished()
+        .with_workspace()
     }
 
-    fn furnished(self) -> Self {
+    fn with_workspace(self) -> Self {
         std::fs::create_dir_all(self.workspace()).unwrap();
         self
     }
@@ -286,52 +290,52 @@ impl World {
         path
     }
 
-    pub async fn build(&self, tools: Value, catalog: &[Value]) -> Result<Arc<Context>> {
+    pub async fn build(&self, tools: Value, catalog: &[Value]) -> Result<Arc<AgentContext>> {
         let agent = json!({"name":"W","prompt":"p","tools":tools});
         self.build_agent(agent, catalog).await
     }
 
-    pub async fn build_agent(&self, agent: Value, catalog: &[Value]) -> Result<Arc<Context>> {
+    pub async fn build_agent(&self, agent: Value, catalog: &[Value]) -> Result<Arc<AgentContext>> {
         let (definition, catalog, known) = definitions(&agent, catalog);
-        let spec = BuildSpec {
+        let spec = ContextSpec {
             session_id: self.session.clone(),
             agent: "writer".parse().unwrap(),
             definition,
             catalog,
-            known,
+            catalog_ids: known,
             workspace: self.workspace(),
             sandbox: self.sandbox.clone(),
-            host: Arc::new(Host::new(program())),
+            host: Arc::new(HostDriver::new(program())),
             trust: self.trust.clone().into(),
-            limits: Limits {
+            limits: ResourceLimits {
                 workspace_mb: Some(32),
-                ..Limits::default()
+                ..ResourceLimits::default()
             },
             env: Arc::new(self.env.clone()),
             debug: self.recorder.clone(),
             proxy_socket: None,
             thread: self.plane.thread().clone(),
         };
-        soon("the build", Context::build(spec)).await
+        within_timeout("the build", AgentContext::build(spec)).await
     }
 
     /// Edits the agent or its catalog while it runs; returns when its servers have followed.
-    pub async fn edit(&self, context: &Arc<Context>, tools: Value, catalog: &[Value]) -> Result<()> {
+    pub async fn edit(&self, context: &Arc<AgentContext>, tools: Value, catalog: &[Value]) -> Result<()> {
         let (definition, catalog, known) =
             definitions(&json!({"name":"W","prompt":"p","tools":tools}), catalog);
-        soon("the edit", context.apply(definition, &catalog, known)?).await;
+        within_timeout("the edit", context.apply(definition, &catalog, known)?).await;
         Ok(())
     }
 
-    /// Builds and opens the plane to it.
-    pub async fn install(&self, tools: Value, catalog: &[Value]) -> Arc<Context> {
+    /// Builds a context and installs it in the plane.
+    pub async fn install(&self, tools: Value, catalog: &[Value]) -> Arc<AgentContext> {
         let context = self.build(tools, catalog).await.unwrap();
         self.plane.install(context.clone());
         context
     }
 
-    /// One built-in as the only tool, called by its own name.
-    pub async fn builtin(&self, policy: Value) {
+    /// Installs one built-in as the only tool, with the alias `it`.
+    pub async fn install_builtin(&self, policy: Value) {
         let entry = json!({"id":"b","kind":"builtin","builtinPolicy":policy});
         let name = policy_name(&entry);
         self.install(
@@ -341,27 +345,28 @@ impl World {
         .await;
     }
 
-    /// Calls that one.
-    pub async fn it(&self, arguments: Value) -> Result<CallResult> {
+    /// Calls the tool that [`install_builtin`](Self::install_builtin) installed.
+    pub async fn call_builtin(&self, arguments: Value) -> Result<CallResult> {
         self.call("it", arguments).await
     }
 
     pub async fn call(&self, tool: &str, arguments: Value) -> Result<CallResult> {
-        self.call_as(Wanted::Any(tool.into()), arguments, inside()).await
+        self.call_as(Wanted::Any(tool.into()), arguments, from_agent())
+            .await
     }
 
-    pub async fn call_as(&self, wanted: Wanted, arguments: Value, origin: Origin) -> Result<CallResult> {
+    pub async fn call_as(&self, wanted: Wanted, arguments: Value, origin: CallOrigin) -> Result<CallResult> {
         let Value::Object(arguments) = arguments else {
             panic!("no object")
         };
-        soon(
+        within_timeout(
             "the call",
             self.plane.call(wanted, arguments, origin, CallContext::default()),
         )
         .await
     }
 
-    pub fn row(&self, name: &str) -> ToolRow {
+    pub fn row(&self, name: &str) -> ListedTool {
         let list = self.plane.list();
         let mut rows = list.tools.into_iter();
         rows.find(|row| row.name == name || row.canonical == name)
@@ -377,13 +382,13 @@ impl World {
     }
 }
 
-type Definitions = (
+type ParsedDefinitions = (
     Arc<AgentDefinition>,
     Vec<Arc<ToolDefinition>>,
     Arc<HashSet<CatalogId>>,
 );
 
-fn definitions(agent: &Value, catalog: &[Value]) -> Definitions {
+fn definitions(agent: &Value, catalog: &[Value]) -> ParsedDefinitions {
     let definition = AgentDefinition::parse(&agent.to_string()).unwrap();
     let catalog: Vec<_> = catalog
         .iter()
@@ -402,14 +407,14 @@ pub fn definition_of(value: Value) -> ToolDefinition {
     ToolDefinition::from_value(value).unwrap()
 }
 
-pub fn inside() -> Origin {
-    Origin::Inside {
+pub fn from_agent() -> CallOrigin {
+    CallOrigin::Inside {
         api_key: Some("good".into()),
     }
 }
 
 /// A stdio definition of the test server, merged with `more`.
-pub fn server(id: &str, more: Value) -> Value {
+pub fn stdio_server(id: &str, more: Value) -> Value {
     let mut base = json!({"id":id,"kind":"mcp","transport":"stdio","command":program(),
         "timeouts":{"startupMs":60000,"requestMs":60000}});
     base.as_object_mut()

@@ -1,5 +1,5 @@
-//! What the tests of tool servers share: a recorder for the debugger, servers over every transport, and raw
-//! ones that misbehave.
+//! Fixtures of the tool-server tests: a recorder of debugger events, an MCP server over every transport, and
+//! hand-written servers that misbehave (`raw`).
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -16,12 +16,12 @@ use std::{
 
 use futures::{SinkExt, StreamExt};
 use oubliette_protocol::{
-    Object, Slug,
-    catalog::{McpServer, ToolDefinition},
+    JsonObject, Slug,
+    catalog::{McpServerDefinition, ToolDefinition},
     debug::DebugBody,
-    tool::Light,
+    tool::HealthStatus,
 };
-use oubliette_sandbox::{Host, Sandbox};
+use oubliette_sandbox::{HostDriver, SandboxDriver};
 use oubliette_tools::{
     CallContext, CallThread, DebugSink, Trust,
     upstream::{Upstream, UpstreamSpec},
@@ -43,23 +43,24 @@ use tokio_util::sync::CancellationToken;
 
 use server::ToolServer;
 
-/// Nothing in these tests takes this long.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Upper bound of every wait; a test that reaches it fails.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Awaits `future`, or fails the test after [`TEST_TIMEOUT`] naming `what`.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
+    match tokio::time::timeout(TEST_TIMEOUT, future).await {
         Ok(done) => done,
-        Err(_) => panic!("waited in vain: {what}"),
+        Err(_) => panic!("timed out waiting for {what}"),
     }
 }
 
-/// Keeps debugger events and lets tests wait for them.
-pub struct Recorder {
+/// Records debugger events and lets tests wait for them.
+pub struct UpstreamDebugRecorder {
     events: Mutex<Vec<DebugBody>>,
     count: watch::Sender<usize>,
 }
 
-impl Recorder {
+impl UpstreamDebugRecorder {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             events: Mutex::default(),
@@ -67,7 +68,7 @@ impl Recorder {
         })
     }
 
-    pub fn all(&self) -> Vec<DebugBody> {
+    pub fn events(&self) -> Vec<DebugBody> {
         self.events.lock().clone()
     }
 
@@ -75,8 +76,8 @@ impl Recorder {
         self.events.lock().iter().map(DebugBody::kind).collect()
     }
 
-    /// Every change of light.
-    pub fn lights(&self) -> Vec<(Light, Light)> {
+    /// Every health change, as (from, to).
+    pub fn health_changes(&self) -> Vec<(HealthStatus, HealthStatus)> {
         let change = |body: &DebugBody| match body {
             DebugBody::HealthChanged { from, to, .. } => Some((*from, *to)),
             _ => None,
@@ -88,7 +89,7 @@ impl Recorder {
         self.kinds().iter().filter(|k| **k == kind).count()
     }
 
-    /// Waits until there are so many events of a kind.
+    /// Waits until `count` events of this kind were recorded.
     pub async fn wait(&self, kind: &str, count: usize) {
         let mut news = self.count.subscribe();
         soon(&format!("{count} {kind}, have {:?}", self.kinds()), async {
@@ -100,7 +101,7 @@ impl Recorder {
     }
 }
 
-impl DebugSink for Recorder {
+impl DebugSink for UpstreamDebugRecorder {
     fn record(&self, agent: Option<&Slug>, body: DebugBody) {
         assert_eq!(agent.map(Slug::as_str), Some("tester"));
         self.events.lock().push(body);
@@ -108,22 +109,22 @@ impl DebugSink for Recorder {
     }
 }
 
-/// A server under test with all that belongs to it.
-pub struct Bench {
-    pub recorder: Arc<Recorder>,
+/// The spec of a server under test, with the recorder and the workspace it refers to.
+pub struct UpstreamFixture {
+    pub recorder: Arc<UpstreamDebugRecorder>,
     pub workspace: tempfile::TempDir,
     pub spec: UpstreamSpec,
 }
 
-impl Bench {
-    /// For this `tool.json`.
+impl UpstreamFixture {
+    /// Builds the spec from a `tool.json`. Stdio servers run without isolation, through the host driver.
     pub fn new(definition: Value) -> Self {
         let ToolDefinition::Mcp(server) = ToolDefinition::from_value(definition).unwrap() else {
             panic!("no server")
         };
-        let recorder = Recorder::new();
+        let recorder = UpstreamDebugRecorder::new();
         let workspace = tempfile::tempdir().unwrap();
-        let host: Arc<dyn Sandbox> = Arc::new(Host::new(program()));
+        let host: Arc<dyn SandboxDriver> = Arc::new(HostDriver::new(tool_server_path()));
         let spec = UpstreamSpec {
             trust: Arc::new(Trust {
                 host_tools: vec![server.id.clone()],
@@ -138,7 +139,7 @@ impl Bench {
             env: Arc::new(HashMap::<String, String>::new()),
             debug: recorder.clone(),
             proxy_socket: None,
-            thread: CallThread::here(),
+            thread: CallThread::current_runtime(),
         };
         Self {
             recorder,
@@ -147,24 +148,29 @@ impl Bench {
         }
     }
 
-    /// Starts it and waits for the end of the first start.
+    /// Starts the server and waits until the first start has succeeded or failed.
     pub async fn start(&self) -> Arc<Upstream> {
         let upstream = Upstream::start(self.spec.clone());
-        soon("the first start", upstream.settled()).await;
+        soon("the first start", upstream.wait_first_start()).await;
         upstream
     }
 
-    /// Starts it; it must be ready.
-    pub async fn up(&self) -> Arc<Upstream> {
+    /// Starts the server and asserts that it is up.
+    pub async fn start_ready(&self) -> Arc<Upstream> {
         let upstream = self.start().await;
-        assert_eq!(upstream.status().status, Light::Green, "{:?}", upstream.status());
+        assert_eq!(
+            upstream.status().status,
+            HealthStatus::Green,
+            "{:?}",
+            upstream.status()
+        );
         assert!(upstream.is_up());
         upstream
     }
 }
 
-/// The test server and inner stage, built with this crate's tests.
-pub fn program() -> PathBuf {
+/// Path of `examples/tool_server`: the test server, and the inner stage of the sandbox it runs in.
+pub fn tool_server_path() -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let program = here
         .parent()
@@ -179,14 +185,14 @@ pub fn program() -> PathBuf {
 }
 
 /// A stdio definition of the test server, merged with `more`.
-pub fn stdio(more: Value) -> Value {
-    let base = json!({"id":"srv","kind":"mcp","transport":"stdio","command":program(),
+pub fn stdio_definition(more: Value) -> Value {
+    let base = json!({"id":"srv","kind":"mcp","transport":"stdio","command":tool_server_path(),
         "timeouts":{"startupMs":60000,"requestMs":60000}});
     merged(base, more)
 }
 
-/// A definition of something that listens, merged with `more`.
-pub fn at(transport: &str, endpoint: impl std::fmt::Display, more: Value) -> Value {
+/// A definition of a server reached at `endpoint`, merged with `more`.
+pub fn remote_definition(transport: &str, endpoint: impl std::fmt::Display, more: Value) -> Value {
     let base = json!({"id":"srv","kind":"mcp","transport":transport,"endpoint":endpoint.to_string(),
         "timeouts":{"startupMs":60000,"requestMs":60000}});
     merged(base, more)
@@ -198,12 +204,12 @@ fn merged(mut base: Value, more: Value) -> Value {
     base
 }
 
-pub fn object(value: Value) -> Object {
+pub fn object(value: Value) -> JsonObject {
     value.as_object().unwrap().clone()
 }
 
-/// Calls a tool and gives the text of its result.
-pub async fn ask(upstream: &Upstream, tool: &str, arguments: Value) -> String {
+/// Calls a tool and returns the text of its result; an error fails the test.
+pub async fn call_text(upstream: &Upstream, tool: &str, arguments: Value) -> String {
     let called = soon(
         tool,
         upstream.call(tool, object(arguments), &CallContext::default()),
@@ -215,14 +221,14 @@ pub async fn ask(upstream: &Upstream, tool: &str, arguments: Value) -> String {
 }
 
 /// A server definition for tests that build their own spec.
-pub fn server(definition: Value) -> McpServer {
+pub fn server(definition: Value) -> McpServerDefinition {
     match ToolDefinition::from_value(definition).unwrap() {
         ToolDefinition::Mcp(server) => server,
         ToolDefinition::Builtin(_) => panic!("no server"),
     }
 }
 
-/// The real server over TCP; dropping the token's guard closes it with its connections.
+/// [`ToolServer`] over TCP; cancelling `stop` closes the listener and its connections.
 pub async fn tcp_server(handler: ToolServer, stop: CancellationToken) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -239,15 +245,18 @@ pub async fn tcp_server(handler: ToolServer, stop: CancellationToken) -> SocketA
     address
 }
 
-/// What a WebSocket server does with the offered subprotocol.
+/// Whether a WebSocket server confirms the offered subprotocol `mcp`.
 #[derive(Clone, Copy)]
-pub enum Subprotocol {
+pub enum SubprotocolChoice {
     Chosen,
     Ignored,
 }
 
-/// The real server over WebSocket; records the headers of the handshake.
-pub async fn ws_server(subprotocol: Subprotocol, seen: Arc<Mutex<Vec<(String, String)>>>) -> SocketAddr {
+/// [`ToolServer`] over WebSocket; appends the handshake's headers to `seen`.
+pub async fn ws_server(
+    subprotocol: SubprotocolChoice,
+    seen: Arc<Mutex<Vec<(String, String)>>>,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -260,7 +269,7 @@ pub async fn ws_server(subprotocol: Subprotocol, seen: Arc<Mutex<Vec<(String, St
                         seen.lock()
                             .push((name.to_string(), value.to_str().unwrap_or_default().to_owned()));
                     }
-                    if let Subprotocol::Chosen = subprotocol {
+                    if let SubprotocolChoice::Chosen = subprotocol {
                         response
                             .headers_mut()
                             .insert("sec-websocket-protocol", "mcp".parse().unwrap());
@@ -289,7 +298,7 @@ pub async fn ws_server(subprotocol: Subprotocol, seen: Arc<Mutex<Vec<(String, St
     address
 }
 
-/// The real server over streamable HTTP, at the address if one is given.
+/// [`ToolServer`] over streamable HTTP, on `address` or a free port.
 pub async fn http_server(
     handler: ToolServer,
     config: StreamableHttpServerConfig,
@@ -307,7 +316,7 @@ pub async fn http_server(
     );
     let router = axum::Router::new().fallback_service(service);
     tokio::spawn(async move {
-        // Connections do not outlive the server, as when its process is killed.
+        // Cancelling drops open connections too, as killing the server's process would.
         stop.run_until_cancelled_owned(async move { axum::serve(listener, router).await })
             .await
     });

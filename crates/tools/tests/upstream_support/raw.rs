@@ -1,4 +1,4 @@
-//! Servers written line by line, to do what no library would.
+//! MCP servers over TCP that write JSON-RPC lines by hand, for behaviour no MCP library allows.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -11,23 +11,23 @@ use tokio::{
     },
 };
 
-/// One connection as a server sees it.
-pub struct Peer {
+/// The server's end of one connection.
+pub struct RawServerConnection {
     pub lines: Lines<BufReader<OwnedReadHalf>>,
     pub write: OwnedWriteHalf,
-    /// Which connection it is, from 0.
+    /// Index of the connection at its listener, from 0.
     pub number: usize,
 }
 
-impl Peer {
-    /// The next message, if there is one.
+impl RawServerConnection {
+    /// The next message; `None` when the client has closed.
     pub async fn next(&mut self) -> Option<Value> {
         let line = self.lines.next_line().await.ok()??;
         Some(serde_json::from_str(&line).unwrap())
     }
 
-    /// The next message with this method, others passed over.
-    pub async fn method(&mut self, method: &str) -> Value {
+    /// Reads until a message with this method comes; others are discarded.
+    pub async fn expect_method(&mut self, method: &str) -> Value {
         loop {
             let message = self
                 .next()
@@ -60,31 +60,31 @@ impl Peer {
 
     /// Answers `initialize`.
     pub async fn initialize(&mut self) {
-        let request = self.method("initialize").await;
-        self.answer(&request, hello()).await;
-        self.method("notifications/initialized").await;
+        let request = self.expect_method("initialize").await;
+        self.answer(&request, initialize_result()).await;
+        self.expect_method("notifications/initialized").await;
     }
 
-    /// The whole start, with these tools.
-    pub async fn greet(&mut self, tools: Value) {
+    /// Answers `initialize` and `tools/list`.
+    pub async fn complete_startup(&mut self, tools: Value) {
         self.initialize().await;
-        let request = self.method("tools/list").await;
+        let request = self.expect_method("tools/list").await;
         self.answer(&request, json!({ "tools": tools })).await;
     }
 
-    /// Reads until the other side closes.
+    /// Reads and discards until the client closes.
     pub async fn drain(&mut self) {
         while let Ok(Some(_)) = self.lines.next_line().await {}
     }
 }
 
 /// The answer to `initialize`.
-pub fn hello() -> Value {
+pub fn initialize_result() -> Value {
     json!({"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},
         "serverInfo":{"name":"raw","version":"0"}})
 }
 
-/// Tools with these names.
+/// Tool descriptions with these names and an empty object schema.
 pub fn tools(names: &[&str]) -> Value {
     names
         .iter()
@@ -92,10 +92,10 @@ pub fn tools(names: &[&str]) -> Value {
         .collect()
 }
 
-/// Listens, and gives every connection to `serve`.
+/// Listens on a free port and runs `serve` for every connection.
 pub async fn listen<F, Fut>(serve: F) -> SocketAddr
 where
-    F: Fn(Peer) -> Fut + Send + Sync + 'static,
+    F: Fn(RawServerConnection) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -107,7 +107,7 @@ where
                 return;
             };
             let (read, write) = stream.into_split();
-            tokio::spawn(serve(Peer {
+            tokio::spawn(serve(RawServerConnection {
                 lines: BufReader::new(read).lines(),
                 write,
                 number,

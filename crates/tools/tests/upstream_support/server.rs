@@ -1,4 +1,4 @@
-//! A real MCP server with tools that show what passes through a client.
+//! An MCP server (rmcp) whose tools show what a client passes through: results, progress, cancellation.
 
 use std::sync::{
     Arc,
@@ -17,13 +17,16 @@ use rmcp::{
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-/// The server. Clones share its state, as the sessions of one HTTP server do.
+/// The server. Clones share its counters, as the sessions of one HTTP server do.
 #[derive(Clone)]
 pub struct ToolServer {
-    /// Calls of `sleep` that began.
+    /// Number of `sleep` calls that began.
     pub sleeping: Arc<AtomicUsize>,
+    /// Number of `sleep` calls that were cancelled.
     pub cancelled: Arc<AtomicUsize>,
+    /// Number of tools added by `grow`.
     pub grown: Arc<watch::Sender<usize>>,
+    /// Tools a `tools/list` page.
     pub page: usize,
 }
 
@@ -150,7 +153,7 @@ impl ServerHandler for ToolServer {
             }
             #[allow(
                 clippy::disallowed_methods,
-                reason = "to die in the middle of a call is the point"
+                reason = "the tool ends the process in the middle of a call"
             )]
             "crash" => std::process::exit(number("code") as i32),
             "grow" => {

@@ -1,5 +1,5 @@
-//! Tools that only the MCP conformance suite asks for, so that it can see the door answer with what our own tools never
-//! answer with. They exist in a server started with `serve --test-fixtures` and in no other.
+//! Tools that the MCP conformance suite calls, which answer with content, progress, logs and errors that our own tools
+//! never produce. They exist only in a server started with `serve --test-fixtures`.
 
 #![allow(deprecated, reason = "older revisions have what newer ones deprecate")]
 
@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 
 use super::handler::{is_legacy, wants_events};
 
-/// The variable that must be set beside the flag: nobody serves fixtures by a slip of the hand.
-pub const VARIABLE: &str = "OUBLIETTE_TEST_FIXTURES";
+/// The environment variable that must be set besides the flag, so that fixtures are not served by mistake.
+pub const ENABLE_VARIABLE: &str = "OUBLIETTE_TEST_FIXTURES";
 
-/// A red pixel.
+/// A PNG of one red pixel.
 const PNG: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==";
-/// A moment of silence.
+/// A WAV without samples.
 const WAV: &str = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQAAAAA=";
 
 const NAMES: &[&str] = &[
@@ -42,12 +42,12 @@ const NAMES: &[&str] = &[
     "json_schema_2020_12_tool",
 ];
 
-/// All of them.
+/// All fixture tools.
 pub fn tools() -> impl Iterator<Item = Tool> {
     NAMES.iter().copied().map(tool)
 }
 
-/// One of them.
+/// Finds a fixture tool.
 pub fn find(name: &str) -> Option<Tool> {
     NAMES.iter().copied().find(|n| *n == name).map(tool)
 }
@@ -91,7 +91,7 @@ fn schema(name: &str) -> Value {
     }
 }
 
-/// Calls one of them.
+/// Calls a fixture tool.
 pub async fn call(
     request: CallToolRequestParams,
     context: RequestContext<RoleServer>,
@@ -117,19 +117,19 @@ pub async fn call(
             return Ok(CallToolResult::error(vec![ContentBlock::text("It fails by design.")]).into());
         }
         "test_tool_with_progress" => {
-            progress(&context).await;
+            send_progress(&context).await;
             done()
         }
         "test_tool_with_logging" | "test_logging_tool" => {
-            log(&context).await;
+            send_log_lines(&context).await;
             done()
         }
         "test_missing_capability" => {
-            sampling(&context)?;
+            require_sampling(&context)?;
             done()
         }
         "test_streaming_elicitation" | "test_input_required_result_elicitation" => {
-            return elicited(request.input_responses.as_ref());
+            return elicit_name(request.input_responses.as_ref());
         }
         _ => done(),
     };
@@ -144,7 +144,7 @@ fn embedded(uri: &str, mime: &str, text: &str) -> ContentBlock {
     ContentBlock::resource(ResourceContents::text(text, uri).with_mime_type(mime))
 }
 
-async fn progress(context: &RequestContext<RoleServer>) {
+async fn send_progress(context: &RequestContext<RoleServer>) {
     let Some(token) = context.meta.get_progress_token() else {
         return;
     };
@@ -154,7 +154,7 @@ async fn progress(context: &RequestContext<RoleServer>) {
     }
 }
 
-async fn log(context: &RequestContext<RoleServer>) {
+async fn send_log_lines(context: &RequestContext<RoleServer>) {
     if !is_legacy(context) && !wants_events(context) {
         return;
     }
@@ -164,7 +164,7 @@ async fn log(context: &RequestContext<RoleServer>) {
     }
 }
 
-fn sampling(context: &RequestContext<RoleServer>) -> Result<(), ErrorData> {
+fn require_sampling(context: &RequestContext<RoleServer>) -> Result<(), ErrorData> {
     match context
         .client_capabilities()
         .is_some_and(|c| c.sampling.is_some())
@@ -176,8 +176,8 @@ fn sampling(context: &RequestContext<RoleServer>) -> Result<(), ErrorData> {
     }
 }
 
-/// Asks for a name until it is given one.
-fn elicited(responses: Option<&InputResponses>) -> Result<CallToolResponse, ErrorData> {
+/// Greets the user by name, or asks for the name if the request holds none.
+fn elicit_name(responses: Option<&InputResponses>) -> Result<CallToolResponse, ErrorData> {
     let given = responses
         .and_then(|r| r.get("user_name"))
         .and_then(|r| r["content"]["name"].as_str());

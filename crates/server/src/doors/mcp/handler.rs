@@ -1,4 +1,4 @@
-//! The MCP server: tools are actions, resources are sessions' logs.
+//! The MCP methods: tools are actions, resources are sessions' logs.
 
 #![allow(deprecated, reason = "older revisions have what newer ones deprecate")]
 
@@ -9,7 +9,7 @@ use std::{
 };
 
 use http::request::Parts;
-use oubliette_protocol::{Error, event::Event};
+use oubliette_protocol::{Error, event::SessionEvent};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
@@ -25,9 +25,12 @@ use rmcp::{
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::{VERSIONS, fixtures, listeners::Listener, manager::Gone, push, resources};
+use super::{
+    PROTOCOL_VERSIONS, event_stream, fixtures, mcp_sessions::McpSession, resources,
+    session_manager::ClientGone,
+};
 use crate::{
-    actions::{self, Definition, Effect, EventSink, Origin, Outside},
+    actions::{self, ActionDefinition, ActionOrigin, Effect, EventSink, OutsideCall},
     app::App,
     auth::Grant,
 };
@@ -37,79 +40,79 @@ in a project and returns its session_id. Events come as notifications/message (l
 session_events with wait_ms. Lend the agent tools of your own with session_message's context and answer each \
 caller_tool_request event with caller_tool_response.";
 
-/// One MCP session's, or one stateless request's, server.
+/// rmcp's server handler of one MCP session, or of one stateless request.
 #[derive(Clone)]
-pub struct Handler {
+pub struct McpHandler {
     app: Arc<App>,
 }
 
-impl Handler {
-    /// Over a server.
+impl McpHandler {
+    /// A handler of a server's requests.
     pub fn new(app: Arc<App>) -> Self {
         Self { app }
     }
 
-    /// The grant the door made for this very request.
+    /// The grant that `mcp::serve` attached to this request.
     fn grant(context: &RequestContext<RoleServer>) -> Result<Grant, ErrorData> {
         let parts = context.extensions.get::<Parts>();
         let grant = parts.and_then(|p| p.extensions.get::<Grant>()).cloned();
         grant.ok_or_else(|| ErrorData::internal_error("a request without a grant", None))
     }
 
-    /// The stateful MCP session of a request.
-    fn listener(&self, context: &RequestContext<RoleServer>) -> Option<Arc<Listener>> {
+    /// The stateful MCP session of a request; `None` for a stateless one.
+    fn mcp_session(&self, context: &RequestContext<RoleServer>) -> Option<Arc<McpSession>> {
         let parts = context.extensions.get::<Parts>()?;
         if !is_legacy(context) {
             return None;
         }
-        let id = parts.headers.get(super::SESSION_ID)?.to_str().ok()?;
-        self.app.listeners.get(id)
+        let id = parts.headers.get(super::SESSION_ID_HEADER)?.to_str().ok()?;
+        self.app.mcp_sessions.get(id)
     }
 
-    /// A tool of the conformance suite, in a server that serves them.
+    /// A tool of the conformance suite, in a server started with `--test-fixtures`.
     fn fixture(&self, name: &str) -> Option<Tool> {
         fixtures::find(name).filter(|_| self.app.config.test_fixtures)
     }
 }
 
-/// Whether a request is of a revision with sessions.
+/// Whether a request is of a revision with MCP sessions, before 2026-07-28.
 pub(super) fn is_legacy(context: &RequestContext<RoleServer>) -> bool {
     context
         .protocol_version()
         .is_none_or(|v| v.as_str() < ProtocolVersion::V_2026_07_28.as_str())
 }
 
-/// Whether a stateless request takes events on its own answer.
+/// Whether a stateless request wants events on its own response: it does if it names a log level.
 pub(super) fn wants_events(context: &RequestContext<RoleServer>) -> bool {
     !is_legacy(context) && context.meta.log_level().is_some()
 }
 
-/// Sends events on a stateless request's own answer.
-struct OwnStream(Peer<RoleServer>);
+/// Sends events on the response stream of a stateless request.
+struct ResponseEventSink(Peer<RoleServer>);
 
 #[async_trait::async_trait]
-impl EventSink for OwnStream {
-    async fn event(&self, event: &Event) {
+impl EventSink for ResponseEventSink {
+    async fn event(&self, event: &SessionEvent) {
         if event.body.is_pushed()
-            && let Ok(notification) = push::notification(event)
+            && let Ok(notification) = event_stream::event_notification(event)
         {
-            // A client that left is noticed by its request being cancelled.
+            // A failure is ignored: the request of a client that disconnected is cancelled anyway.
             let _ = self.0.send_notification(notification).await;
         }
     }
 }
 
-/// A definition as a tool. Made once: schemas are large and asked for with every call.
-fn tool(definition: &'static Definition) -> Tool {
+/// An action's MCP tool, from a cache: schemas are large, and rmcp asks for the tool with every call.
+fn cached_tool(definition: &'static ActionDefinition) -> Tool {
     static TOOLS: OnceLock<HashMap<&'static str, Tool>> = OnceLock::new();
-    let tools = TOOLS.get_or_init(|| actions::all().iter().map(|d| (d.name, made(d))).collect());
+    let tools = TOOLS.get_or_init(|| actions::all().iter().map(|d| (d.name, build_tool(d))).collect());
     tools
         .get(definition.name)
         .cloned()
-        .unwrap_or_else(|| made(definition))
+        .unwrap_or_else(|| build_tool(definition))
 }
 
-fn made(definition: &'static Definition) -> Tool {
+fn build_tool(definition: &'static ActionDefinition) -> Tool {
     let changes = definition.effect.changes();
     let annotations = ToolAnnotations::from_raw(
         None,
@@ -133,7 +136,7 @@ fn tool_result(outcome: Result<Value, Error>) -> CallToolResult {
     }
 }
 
-impl ServerHandler for Handler {
+impl ServerHandler for McpHandler {
     fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder()
             .enable_logging()
@@ -151,7 +154,7 @@ impl ServerHandler for Handler {
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        Cow::Borrowed(VERSIONS)
+        Cow::Borrowed(PROTOCOL_VERSIONS)
     }
 
     async fn list_tools(
@@ -160,7 +163,7 @@ impl ServerHandler for Handler {
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let grant = Self::grant(&context)?;
-        let mut tools: Vec<_> = actions::visible(&grant).map(tool).collect();
+        let mut tools: Vec<_> = actions::visible(&grant).map(cached_tool).collect();
         if self.app.config.test_fixtures {
             tools.extend(fixtures::tools());
         }
@@ -168,7 +171,9 @@ impl ServerHandler for Handler {
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        actions::find(name).map(tool).or_else(|| self.fixture(name))
+        actions::find(name)
+            .map(cached_tool)
+            .or_else(|| self.fixture(name))
     }
 
     async fn call_tool(
@@ -182,29 +187,29 @@ impl ServerHandler for Handler {
         }
         if actions::find(&request.name).is_none() {
             return Err(ErrorData::invalid_params(
-                actions::unknown(&request.name).message,
+                actions::unknown_action(&request.name).message,
                 None,
             ));
         }
-        let broken_off = context
+        let disconnected = context
             .extensions
-            .get::<Gone>()
+            .get::<ClientGone>()
             .map(|g| g.0.clone())
             .unwrap_or_default();
         let gone = CancellationToken::new();
-        let origin = Origin::Outside(Outside {
-            mcp_session: self.listener(&context).map(|l| l.id.clone()),
-            gone: gone.clone(),
+        let origin = ActionOrigin::Outside(OutsideCall {
+            mcp_session: self.mcp_session(&context).map(|l| l.id.clone()),
+            cancellation: gone.clone(),
             stream: wants_events(&context)
-                .then(|| Arc::new(OwnStream(context.peer.clone())) as Arc<dyn EventSink>),
+                .then(|| Arc::new(ResponseEventSink(context.peer.clone())) as Arc<dyn EventSink>),
         });
         let leaving = async {
             tokio::select! {
                 () = context.ct.cancelled() => {}
-                () = broken_off.cancelled() => {}
+                () = disconnected.cancelled() => {}
             }
             gone.cancel();
-            // What was begun is finished: half a change is worse than one nobody waits for.
+            // The action can see the cancellation but is not aborted: half a change is worse than a change without a client.
             std::future::pending::<()>().await;
         };
         let work = actions::perform(
@@ -226,7 +231,7 @@ impl ServerHandler for Handler {
         _: SetLevelRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
-        // Session events are not log lines: no level hides them.
+        // Accepted without effect: session events are not log lines, so no level hides them.
         match is_legacy(&context) {
             true => Ok(()),
             false => Err(ErrorData::method_not_found::<SetLevelRequestMethod>()),
@@ -242,7 +247,7 @@ impl ServerHandler for Handler {
         resources::complete(&self.app, &grant, &request).await
     }
 
-    // There are no prompts. That is said in so many words, because clients ask whether or not it was declared.
+    // There are no prompts. An empty list is still served, because some clients ask without looking at capabilities.
     async fn list_prompts(
         &self,
         _: Option<PaginatedRequestParams>,
@@ -294,9 +299,9 @@ impl ServerHandler for Handler {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let grant = Self::grant(&context)?;
-        let (session, last) = resources::find(&self.app, &grant, &request.uri).await?;
-        if let Some(listener) = self.listener(&context) {
-            listener.subscribe(&session, last, true);
+        let (session, last) = resources::resolve_uri(&self.app, &grant, &request.uri).await?;
+        if let Some(mcp_session) = self.mcp_session(&context) {
+            mcp_session.set_update_notifications(&session, last, true);
         }
         Ok(())
     }
@@ -307,15 +312,15 @@ impl ServerHandler for Handler {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let grant = Self::grant(&context)?;
-        let (session, last) = resources::find(&self.app, &grant, &request.uri).await?;
-        if let Some(listener) = self.listener(&context) {
-            listener.subscribe(&session, last, false);
+        let (session, last) = resources::resolve_uri(&self.app, &grant, &request.uri).await?;
+        if let Some(mcp_session) = self.mcp_session(&context) {
+            mcp_session.set_update_notifications(&session, last, false);
         }
         Ok(())
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
-        // Lists never change while a token lives; only sessions' logs do.
+        // The lists of tools, prompts and resources send no change notifications; only sessions' logs do.
         let mut accepted = SubscriptionFilter::new();
         accepted.resource_subscriptions = requested.resource_subscriptions.clone();
         Some(accepted)

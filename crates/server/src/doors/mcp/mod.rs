@@ -1,19 +1,19 @@
 //! `/mcp`: MCP's streamable HTTP, four revisions on one endpoint.
 //!
-//! rmcp speaks the protocol. What it does not do is done here: who may ask, whose session a session id
-//! is, malformed bodies, and events from the durable log.
+//! rmcp implements the protocol. What it does not do is done here: authentication, the check that a session id belongs
+//! to the token that uses it, responses to malformed bodies, and events from the durable log.
 //!
-//! - [`listeners`]: stateful MCP sessions and what they hear.
-//! - [`manager`]: rmcp's session manager with ours around it; [`push`]: the GET stream.
-//! - [`handler`]: tools and levels; [`resources`]: sessions' logs.
-//! - [`fixtures`]: what the conformance suite asks for, in servers under test only.
+//! - [`mcp_sessions`]: stateful MCP sessions, their owners and the logs they subscribe to.
+//! - [`session_manager`]: wraps rmcp's session manager. [`event_stream`]: the events of a GET stream.
+//! - [`handler`]: the MCP methods. [`resources`]: sessions' logs as resources.
+//! - [`fixtures`]: tools of the MCP conformance suite, in servers under test only.
 
+pub mod event_stream;
 pub mod fixtures;
 pub mod handler;
-pub mod listeners;
-pub mod manager;
-pub mod push;
+pub mod mcp_sessions;
 pub mod resources;
+pub mod session_manager;
 
 use std::sync::Arc;
 
@@ -32,84 +32,85 @@ use rmcp::{
 use serde_json::json;
 
 use super::{
-    Door,
-    access::{self, Takes},
+    DoorKind,
+    access::{self, AcceptedCredentials},
     body::{self, BodyError},
-    http::Doors,
+    http::HttpDoors,
     reply,
 };
 use crate::app::App;
-use handler::Handler;
-use manager::Manager;
+use handler::McpHandler;
+use session_manager::McpSessionManager;
 
-/// The revisions spoken, oldest first.
-pub const VERSIONS: &[ProtocolVersion] = &[
+/// The supported revisions of MCP, oldest first.
+pub const PROTOCOL_VERSIONS: &[ProtocolVersion] = &[
     ProtocolVersion::V_2025_03_26,
     ProtocolVersion::V_2025_06_18,
     ProtocolVersion::V_2025_11_25,
     ProtocolVersion::V_2026_07_28,
 ];
 
-/// The header that names a stateful session.
-pub const SESSION_ID: &str = "mcp-session-id";
+/// The header that carries a stateful MCP session's id.
+pub const SESSION_ID_HEADER: &str = "mcp-session-id";
 
-/// How often a silent stream says that it is alive. With the socket's own time-out this bounds how long
-/// a client that vanished is taken for present.
+/// How often a stream without messages sends a comment. With the socket's own timeout this bounds how long a client
+/// that vanished counts as present.
 const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// The endpoint.
+/// The `/mcp` endpoint: rmcp's HTTP service with our session manager.
 #[derive(Clone)]
-pub struct Endpoint {
-    service: StreamableHttpService<Handler, Manager>,
-    manager: Arc<Manager>,
+pub struct McpEndpoint {
+    service: StreamableHttpService<McpHandler, McpSessionManager>,
+    manager: Arc<McpSessionManager>,
 }
 
-impl Endpoint {
-    /// Over a server.
+impl McpEndpoint {
+    /// The endpoint of a server.
     pub fn new(app: Arc<App>) -> Self {
-        let manager = Arc::new(Manager::new(app.clone()));
+        let manager = Arc::new(McpSessionManager::new(app.clone()));
         let config = StreamableHttpServerConfig::default()
-            // Host and Origin are checked for every door in `http`.
+            // Host and Origin are checked for all doors in `http`.
             .disable_allowed_hosts()
             .disable_allowed_origins()
             .with_json_response(true)
             .with_sse_keep_alive(Some(KEEP_ALIVE))
-            // Priming is the manager's: it knows who understands it.
+            // The session manager sends priming events itself: it knows which clients understand them.
             .with_sse_retry(None)
             .with_cancellation_token(app.stopped.child_token())
-            .with_max_request_body_bytes(body::MOST);
+            .with_max_request_body_bytes(body::MAX_BODY_BYTES);
         let service =
-            StreamableHttpService::new(move || Ok(Handler::new(app.clone())), manager.clone(), config);
+            StreamableHttpService::new(move || Ok(McpHandler::new(app.clone())), manager.clone(), config);
         Self { service, manager }
     }
 
-    /// Ends idle sessions until the server stops.
-    pub async fn reap(self) {
-        self.manager.reap().await;
+    /// Closes idle MCP sessions until the server stops.
+    pub async fn close_idle_sessions(self) {
+        self.manager.close_idle_sessions().await;
     }
 }
 
 /// Serves `/mcp`.
 pub async fn serve(
-    State(doors): State<Doors>,
-    Extension(door): Extension<Door>,
+    State(doors): State<HttpDoors>,
+    Extension(door): Extension<DoorKind>,
     request: Request,
 ) -> Response {
     let app = &doors.app;
-    let grant = match access::admit(app, door, request.headers(), Takes::Bearer).await {
-        Ok(grant) => grant,
-        Err(refused) => return refused,
-    };
+    let grant =
+        match access::authenticate(app, door, request.headers(), AcceptedCredentials::BearerOnly).await {
+            Ok(grant) => grant,
+            Err(refused) => return refused,
+        };
     let (mut parts, body) = request.into_parts();
-    // A session id works for the token that opened the session and for no other.
-    if let Some(id) = parts.headers.get(SESSION_ID) {
-        let listener = id
+    // An MCP session id works only for the token that opened the session.
+    if let Some(id) = parts.headers.get(SESSION_ID_HEADER) {
+        let mcp_session = id
             .to_str()
             .ok()
-            .and_then(|id| app.listeners.get(id))
+            .and_then(|id| app.mcp_sessions.get(id))
             .filter(|l| l.belongs_to(&grant));
-        match listener {
-            Some(listener) => listener.touch(),
+        match mcp_session {
+            Some(mcp_session) => mcp_session.touch(),
             None => {
                 return rpc_error(
                     StatusCode::NOT_FOUND,
@@ -122,15 +123,15 @@ pub async fn serve(
     let body = match parts.method {
         Method::POST => match body::read(&parts.headers, body).await {
             Ok(bytes) => bytes,
-            Err(BodyError::TooLarge) => return reply::too_large(body::MOST),
-            Err(BodyError::Broken) => {
-                return rpc_error(StatusCode::BAD_REQUEST, -32700, "the body broke off");
+            Err(BodyError::TooLarge) => return reply::body_too_large(body::MAX_BODY_BYTES),
+            Err(BodyError::Incomplete) => {
+                return rpc_error(StatusCode::BAD_REQUEST, -32700, "the request body is incomplete");
             }
         },
         _ => bytes::Bytes::new(),
     };
     if parts.method == Method::POST
-        && let Some((code, why)) = unreadable(&body)
+        && let Some((code, why)) = check_body(&body)
     {
         return rpc_error(StatusCode::BAD_REQUEST, code, &why);
     }
@@ -141,28 +142,32 @@ pub async fn serve(
         .service
         .handle(http::Request::from_parts(parts, Full::new(body)))
         .await;
-    if answer.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE && !says_content_type(&answer) {
+    if answer.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE && !is_content_type_error(&answer) {
         return rpc_error(
             StatusCode::BAD_REQUEST,
             -32600,
             "this is not a JSON-RPC message of MCP",
         );
     }
-    if let Some(id) = answer.headers().get(SESSION_ID).and_then(|v| v.to_str().ok()) {
-        for idle in app.listeners.own(id, &grant) {
-            doors.mcp.manager.end(&idle).await;
+    if let Some(id) = answer
+        .headers()
+        .get(SESSION_ID_HEADER)
+        .and_then(|v| v.to_str().ok())
+    {
+        for idle in app.mcp_sessions.set_owner(id, &grant) {
+            doors.mcp.manager.end_session(&idle).await;
         }
     }
     let mut answer = answer.map(Body::new).into_response();
     if method == Method::DELETE && answer.status() == StatusCode::ACCEPTED {
-        // Clients take 200 and 204 for done, and 202 for a failure.
+        // Clients treat 200 and 204 as success, but 202 as a failure.
         *answer.status_mut() = StatusCode::NO_CONTENT;
     }
     answer
 }
 
-/// What is wrong with a body that is not one JSON value, or is a batch.
-fn unreadable(body: &[u8]) -> Option<(i64, String)> {
+/// The JSON-RPC error for a body that is not one JSON value or is a batch; `None` for other bodies.
+fn check_body(body: &[u8]) -> Option<(i64, String)> {
     if let Err(e) = serde_json::from_slice::<serde::de::IgnoredAny>(body) {
         return Some((-32700, format!("Parse error: {e}")));
     }
@@ -171,13 +176,13 @@ fn unreadable(body: &[u8]) -> Option<(i64, String)> {
     (first == Some(&b'[')).then(|| (-32600, batch.to_owned()))
 }
 
-/// rmcp answers 415 both to a wrong content type and to a body it cannot read; only the second is ours
-/// to change, and it is the one that names no content type of its own.
-fn says_content_type(answer: &http::Response<impl http_body::Body>) -> bool {
-    http_body::Body::size_hint(answer.body()).exact() == Some(WRONG_CONTENT_TYPE.len() as u64)
+/// Whether a 415 of rmcp is about the content type. rmcp also answers 415 to a body that is not an MCP message, which
+/// becomes a 400 here. The two differ in their text, of which only the length is known without reading the body.
+fn is_content_type_error(answer: &http::Response<impl http_body::Body>) -> bool {
+    http_body::Body::size_hint(answer.body()).exact() == Some(CONTENT_TYPE_ERROR.len() as u64)
 }
 
-const WRONG_CONTENT_TYPE: &str = "Unsupported Media Type: Content-Type must be application/json";
+const CONTENT_TYPE_ERROR: &str = "Unsupported Media Type: Content-Type must be application/json";
 
 fn rpc_error(status: StatusCode, code: i64, message: &str) -> Response {
     let body = json!({ "jsonrpc": "2.0", "id": null, "error": { "code": code, "message": message } });

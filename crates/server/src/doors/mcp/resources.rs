@@ -1,4 +1,4 @@
-//! Sessions' logs as MCP resources: listed, read, and listened to.
+//! Sessions' logs as MCP resources: listing, reading, completion of ids, and subscriptions.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use futures::{
     stream::{self, SelectAll},
 };
 use oubliette_protocol::{Error, ErrorCode, SessionId};
-use oubliette_session::Kind;
-use oubliette_store::{Page, SessionFilter, SessionRow};
+use oubliette_session::HoldKind;
+use oubliette_store::{PageRequest, SessionFilter, SessionRow};
 use rmcp::{
     ErrorData,
     model::{
@@ -19,32 +19,33 @@ use rmcp::{
 };
 use serde_json::json;
 
-use super::push::uri;
-use crate::{app::App, auth::Grant, presence::Held};
+use super::event_stream::events_uri;
+use crate::{app::App, auth::Grant, presence::PresenceGuard};
 
-/// The most of a log that one read gives, in bytes of JSON.
-const MOST_BYTES: usize = 8 * 1024 * 1024;
+/// Maximum size of a log returned by one read, in bytes of JSON; it is exceeded by at most 1000 events.
+const MAX_READ_BYTES: usize = 8 * 1024 * 1024;
 const MIME: &str = "application/json";
-/// The shape of URIs, and what varies in it.
-const TEMPLATE: &str = "oubliette://sessions/{session_id}/events";
-const VARIES: &str = "session_id";
-/// How many sessions, newest first, a completion looks among.
-const LOOKED_AT: u32 = 1000;
+/// The template of the resources' URIs.
+const URI_TEMPLATE: &str = "oubliette://sessions/{session_id}/events";
+/// The variable in [`URI_TEMPLATE`].
+const TEMPLATE_VARIABLE: &str = "session_id";
+/// How many sessions, newest first, are searched to complete an id.
+const COMPLETION_SCAN_LIMIT: u32 = 1000;
 
-fn refused(error: &Error) -> ErrorData {
+fn to_rpc_error(error: &Error) -> ErrorData {
     let data = Some(error.body());
     match error.code {
         ErrorCode::NotFound => ErrorData::resource_not_found(error.message.clone(), data),
         ErrorCode::InvalidArgument => ErrorData::invalid_params(error.message.clone(), data),
         _ => {
-            tracing::error!(error = %error.for_log(), "resource");
+            tracing::error!(error = %error.for_log(), "resource request failed");
             ErrorData::internal_error(error.message.clone(), data)
         }
     }
 }
 
-/// A session within reach.
-async fn session(app: &App, grant: &Grant, id: &SessionId) -> Result<SessionRow, Error> {
+/// A session the grant may see.
+async fn find_session(app: &App, grant: &Grant, id: &SessionId) -> Result<SessionRow, Error> {
     let row = app
         .store
         .session_get(id)
@@ -53,8 +54,8 @@ async fn session(app: &App, grant: &Grant, id: &SessionId) -> Result<SessionRow,
     row.ok_or_else(|| Error::not_found(format!("there is no session {id}")))
 }
 
-/// The session of a URI, and how far its log goes.
-pub async fn find(app: &App, grant: &Grant, uri: &str) -> Result<(SessionId, i64), ErrorData> {
+/// The session of a resource's URI, and its log's last index.
+pub async fn resolve_uri(app: &App, grant: &Grant, uri: &str) -> Result<(SessionId, i64), ErrorData> {
     let found = async {
         let id = uri
             .strip_prefix("oubliette://sessions/")
@@ -63,21 +64,21 @@ pub async fn find(app: &App, grant: &Grant, uri: &str) -> Result<(SessionId, i64
         let id = id.ok_or_else(|| {
             Error::not_found("there is no such resource; they are oubliette://sessions/{session_id}/events")
         })?;
-        session(app, grant, &id).await?;
+        find_session(app, grant, &id).await?;
         let last = app.store.events().last_index(&id).await?;
         Ok((id, last))
     };
     found.await.map_err(|e| {
-        let mut refused = refused(&e);
-        // Which of many reads it was.
-        if let Some(data) = &mut refused.data {
+        let mut error = to_rpc_error(&e);
+        // MCP puts the URI in this error, so that a client knows which read failed.
+        if let Some(data) = &mut error.data {
             data["uri"] = uri.into();
         }
-        refused
+        error
     })
 }
 
-/// Every visible session's log.
+/// Lists the logs of all sessions the grant may see.
 pub async fn list(
     app: &App,
     grant: &Grant,
@@ -91,19 +92,19 @@ pub async fn list(
         .store
         .session_list(
             filter,
-            Page {
+            PageRequest {
                 limit: Some(100),
                 cursor,
             },
         )
         .await
-        .map_err(|e| refused(&e))?;
+        .map_err(|e| to_rpc_error(&e))?;
     let resources = page.items.iter().map(|row| {
         let title = row
             .title
             .clone()
             .unwrap_or_else(|| format!("Events of {}", row.session_id));
-        Resource::new(uri(&row.session_id), row.session_id.to_string())
+        Resource::new(events_uri(&row.session_id), row.session_id.to_string())
             .with_title(title)
             .with_mime_type(MIME)
     });
@@ -112,23 +113,24 @@ pub async fn list(
     Ok(result)
 }
 
-/// The shape of their URIs.
+/// The resource templates: the one of sessions' logs.
 pub fn templates() -> ListResourceTemplatesResult {
-    let template = ResourceTemplate::new(TEMPLATE, "session-events")
+    let template = ResourceTemplate::new(URI_TEMPLATE, "session-events")
         .with_title("Session events")
         .with_description("The durable log of one session.")
         .with_mime_type(MIME);
     ListResourceTemplatesResult::with_all_items(vec![template])
 }
 
-/// Sessions whose ids begin like this one. Of anything else there is nothing to propose.
+/// Completes a session id in the URI template; for any other reference nothing is proposed.
 pub async fn complete(
     app: &App,
     grant: &Grant,
     request: &CompleteRequestParams,
 ) -> Result<CompleteResult, ErrorData> {
     match &request.r#ref {
-        Reference::Resource(template) if template.uri == TEMPLATE && request.argument.name == VARIES => {}
+        Reference::Resource(template)
+            if template.uri == URI_TEMPLATE && request.argument.name == TEMPLATE_VARIABLE => {}
         _ => return Ok(CompleteResult::default()),
     }
     let filter = SessionFilter {
@@ -139,13 +141,13 @@ pub async fn complete(
         .store
         .session_list(
             filter,
-            Page {
-                limit: Some(LOOKED_AT),
+            PageRequest {
+                limit: Some(COMPLETION_SCAN_LIMIT),
                 cursor: None,
             },
         )
         .await
-        .map_err(|e| refused(&e))?;
+        .map_err(|e| to_rpc_error(&e))?;
     let ids = page.items.iter().map(|row| row.session_id.to_string());
     let mut ids: Vec<_> = ids.filter(|id| id.starts_with(&request.argument.value)).collect();
     let more = ids.len() > CompletionInfo::MAX_VALUES || page.next_cursor.is_some();
@@ -156,18 +158,18 @@ pub async fn complete(
         .map_err(|e| ErrorData::internal_error(e, None))
 }
 
-/// A log.
+/// Reads a session's log.
 pub async fn read(app: &App, grant: &Grant, uri: &str) -> Result<ReadResourceResult, ErrorData> {
-    let (id, last) = find(app, grant, uri).await?;
+    let (id, last) = resolve_uri(app, grant, uri).await?;
     let mut events = Vec::new();
     let (mut since, mut bytes) = (-1, 0);
-    while since < last && bytes < MOST_BYTES {
+    while since < last && bytes < MAX_READ_BYTES {
         let more = app
             .store
             .events()
             .read(&id, since, 1000)
             .await
-            .map_err(|e| refused(&e))?;
+            .map_err(|e| to_rpc_error(&e))?;
         let Some(end) = more.last().map(|e| e.index) else {
             break;
         };
@@ -185,7 +187,7 @@ pub async fn read(app: &App, grant: &Grant, uri: &str) -> Result<ReadResourceRes
     ]))
 }
 
-/// Signals that a log went on, until the client or the token goes.
+/// Notifies the client of new events in the subscribed logs, until it disconnects, the token ends or the server stops.
 pub async fn listen(
     app: &Arc<App>,
     grant: &Grant,
@@ -197,12 +199,18 @@ pub async fn listen(
         .clone()
         .unwrap_or_default();
     let mut followed = SelectAll::new();
-    let mut held = Vec::new();
+    let mut presence = Vec::new();
     for uri in uris {
-        let (id, last) = find(app, grant, &uri).await?;
-        held.push(Held::request(app, grant, &id, None, Kind::Stream));
-        // The client was told that it listens before this place in the log was found. What came in between
-        // it may neither have read nor hear of later, so a log that holds anything is signalled at once.
+        let (id, last) = resolve_uri(app, grant, &uri).await?;
+        presence.push(PresenceGuard::for_request(
+            app,
+            grant,
+            &id,
+            None,
+            HoldKind::Stream,
+        ));
+        // The subscription was acknowledged before the log's last index was read here. The client may have neither read
+        // nor be notified of an event in between, so a log that is not empty is signalled at once.
         let missed = (last >= 0).then(|| uri.clone());
         let changes = app.store.events().follow(&id, last).map(move |_| uri.clone());
         followed.push(stream::iter(missed).chain(changes).boxed());
@@ -211,10 +219,10 @@ pub async fn listen(
         tokio::select! {
             () = subscription.cancelled() => return Ok(()),
             () = app.stopping.cancelled() => {
-                held.into_iter().for_each(Held::answered);
+                presence.into_iter().for_each(PresenceGuard::release_as_answered);
                 return Ok(());
             }
-            () = app.auth.ended(grant) => return Ok(()),
+            () = app.auth.wait_until_ended(grant) => return Ok(()),
             Some(uri) = followed.next(), if !followed.is_empty() => {
                 if subscription.sink().notify_resource_updated(uri).await.is_err() {
                     return Ok(());

@@ -1,17 +1,17 @@
-//! Git, used so that neither a URL nor a workspace's contents can make it run anything.
+//! Git commands on workspaces, run so that neither a URL nor a workspace's content can make git execute anything.
 //!
-//! - [`origin`]: where a workspace's first files come from, checked.
-//! - [`run`]: git with nothing of this machine's configuration, bounded in time and output.
-//! - [`fetch`]: an origin, cloned.
-//! - [`mod@diff`]: what changed since.
+//! - [`remote`]: the URL and ref to clone, checked.
+//! - [`run`]: git without any configuration of the machine or user, limited in time and output.
+//! - [`mod@clone`]: cloning a remote into a workspace.
+//! - [`mod@diff`]: the diff of a workspace against what it held when it was created.
 
+mod clone;
 mod diff;
-mod fetch;
-mod origin;
+mod remote;
 mod run;
 #[cfg(test)]
 mod tests;
 
-pub use diff::{Diff, baseline, diff};
-pub use fetch::clone;
-pub use origin::{Origin, without_password};
+pub use clone::clone_remote;
+pub use diff::{GitDiff, diff, record_baseline};
+pub use remote::{GitRemote, without_password};

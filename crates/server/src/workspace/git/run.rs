@@ -1,21 +1,21 @@
-//! Git with nothing of this machine's or its user's, bounded in time and output.
+//! Running git without any configuration of the machine or user, limited in time and output.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
 use oubliette_protocol::{Error, Result};
 use tokio::{io::AsyncReadExt as _, process::Command};
 
-/// How long fetching or remembering a whole workspace may take.
-pub(super) const WHOLE: Duration = Duration::from_secs(300);
-/// How long looking at a workspace may take.
-pub(super) const LOOK: Duration = Duration::from_secs(60);
-/// The most of git's complaints that is read.
-const MOST_STDERR: u64 = 16 * 1024;
-/// Files larger than this are compared as a whole, not line by line.
-const BIG_FILE: &str = "core.bigFileThreshold=5m";
+/// Timeout of commands that read or write a whole workspace: clone and add.
+pub(super) const WHOLE_TREE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Timeout of all other git commands.
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum length of the stderr that is kept, in bytes.
+const MAX_STDERR_BYTES: u64 = 16 * 1024;
+/// Git setting: files above 5 MiB are treated as binary and not diffed line by line.
+const BIG_FILE_SETTING: &str = "core.bigFileThreshold=5m";
 
-/// Git with nothing of this machine's or its user's configuration, and nobody to ask.
-pub(super) fn git(dir: &Path) -> Command {
+/// A git command without configuration, hooks or prompts, in a process group of its own.
+pub(super) fn git_command(dir: &Path) -> Command {
     let mut git = Command::new("git");
     git.current_dir(dir)
         .env_clear()
@@ -65,7 +65,7 @@ pub(super) fn git(dir: &Path) -> Command {
         "user.name=Oubliette",
         "user.email=oubliette@localhost",
         "safe.directory=*",
-        BIG_FILE,
+        BIG_FILE_SETTING,
     ] {
         git.arg("-c").arg(setting);
     }
@@ -75,80 +75,83 @@ pub(super) fn git(dir: &Path) -> Command {
     git
 }
 
-/// What a run of git gave.
-pub(super) struct Ran {
+/// Result of a git command. `ok` is also true when git was stopped because its output reached the limit.
+pub(super) struct GitOutput {
     pub(super) ok: bool,
     pub(super) stdout: Vec<u8>,
     pub(super) truncated: bool,
     pub(super) stderr: String,
 }
 
-/// Git and what it started, ended when it is given up.
-struct Group(Option<u32>);
+/// Kills git and the processes it started when it is dropped before git ended.
+struct ProcessGroupGuard(Option<u32>);
 
-impl Drop for Group {
+impl Drop for ProcessGroupGuard {
     fn drop(&mut self) {
         let leader = self
             .0
             .and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
         if let Some(leader) = leader {
-            // Not reaped yet, so the number is still its own.
+            // git is not reaped yet, so its process id cannot have been reused.
             let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
         }
     }
 }
 
-/// Runs git, bounded in time and output.
-pub(super) async fn run(mut git: Command, most: usize, within: Duration) -> Result<Ran> {
+/// Runs a git command, limited in time and in stdout bytes.
+pub(super) async fn run(mut git: Command, max_stdout: usize, timeout: Duration) -> Result<GitOutput> {
     let mut child = git
         .spawn()
         .map_err(|e| Error::unavailable("git could not be started on the server; install git").with_log(e))?;
-    let mut group = Group(child.id());
+    let mut group = ProcessGroupGuard(child.id());
     let (Some(mut out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
-        return Err(Error::internal("git without pipes"));
+        return Err(Error::internal("git was started without stdout or stderr pipe"));
     };
     let work = async {
         let stderr = async {
             let mut text = Vec::new();
             let mut err = err;
-            let _ = (&mut err).take(MOST_STDERR).read_to_end(&mut text).await;
-            // Read on, so that a talkative git is not stopped by a full pipe.
+            let _ = (&mut err).take(MAX_STDERR_BYTES).read_to_end(&mut text).await;
+            // The rest is read and dropped, so that git does not block on a full pipe.
             let _ = tokio::io::copy(&mut err, &mut tokio::io::sink()).await;
             String::from_utf8_lossy(&text).into_owned()
         };
         let stdout = async {
             let mut bytes = Vec::new();
-            let _ = (&mut out).take(most as u64 + 1).read_to_end(&mut bytes).await;
-            let truncated = bytes.len() > most;
-            bytes.truncate(most);
-            // Past the bound git is told by a closed pipe.
+            let _ = (&mut out)
+                .take(max_stdout as u64 + 1)
+                .read_to_end(&mut bytes)
+                .await;
+            let truncated = bytes.len() > max_stdout;
+            bytes.truncate(max_stdout);
+            // Closing the pipe stops a git that has more output than allowed.
             drop(out);
             (bytes, truncated)
         };
         let ((stdout, truncated), stderr) = tokio::join!(stdout, stderr);
         let status = child.wait().await.map_err(Error::internal)?;
         group.0 = None;
-        Ok(Ran {
+        Ok(GitOutput {
             ok: status.success() || truncated,
             stdout,
             truncated,
             stderr,
         })
     };
-    match tokio::time::timeout(within, work).await {
-        Ok(ran) => ran,
+    match tokio::time::timeout(timeout, work).await {
+        Ok(output) => output,
         Err(_) => Err(Error::timeout(format!(
             "git took longer than {} s",
-            within.as_secs()
+            timeout.as_secs()
         ))),
     }
 }
 
-/// Runs git where it has no reason to fail.
-pub(super) async fn must(git: Command, what: &str) -> Result<Ran> {
-    let ran = run(git, 64 * 1024, LOOK).await?;
-    match ran.ok {
-        true => Ok(ran),
-        false => Err(Error::internal(format!("git {what}: {}", ran.stderr.trim()))),
+/// Runs a git command that is not expected to fail; a failure is an internal error.
+pub(super) async fn run_checked(git: Command, what: &str) -> Result<GitOutput> {
+    let output = run(git, 64 * 1024, COMMAND_TIMEOUT).await?;
+    match output.ok {
+        true => Ok(output),
+        false => Err(Error::internal(format!("git {what}: {}", output.stderr.trim()))),
     }
 }

@@ -1,0 +1,101 @@
+//! Rate limits: requests of each token, failed logins of each address.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+/// One token bucket for each key. A bucket starts full; one that is full again may be removed.
+#[derive(Debug)]
+pub struct RateLimiter<K> {
+    per_second: f64,
+    burst: f64,
+    levels: Mutex<HashMap<K, BucketLevel>>,
+}
+
+/// How full a bucket was when it was last used.
+#[derive(Debug, Clone, Copy)]
+struct BucketLevel {
+    available: f64,
+    updated_at: Instant,
+}
+
+/// Number of buckets at which full ones are removed before another is added.
+const SWEEP_AT: usize = 4096;
+
+impl<K: Hash + Eq + Clone> RateLimiter<K> {
+    /// Allows `burst` at once, and `per_second` in the long run.
+    pub fn new(per_second: f64, burst: f64) -> Self {
+        Self {
+            per_second,
+            burst,
+            levels: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Takes one unit of a key's bucket; the error is how long until one is available.
+    pub fn take(&self, key: &K, now: Instant) -> Result<(), Duration> {
+        let mut levels = self.levels.lock();
+        if levels.len() >= SWEEP_AT && !levels.contains_key(key) {
+            let (rate, burst) = (self.per_second, self.burst);
+            levels.retain(|_, l| l.available + now.duration_since(l.updated_at).as_secs_f64() * rate < burst);
+        }
+        // Looked up by reference first: the common case must not allocate a key.
+        let level = match levels.get_mut(key) {
+            Some(level) => level,
+            None => levels.entry(key.clone()).or_insert(BucketLevel {
+                available: self.burst,
+                updated_at: now,
+            }),
+        };
+        let gained = now.saturating_duration_since(level.updated_at).as_secs_f64() * self.per_second;
+        *level = BucketLevel {
+            available: (level.available + gained).min(self.burst),
+            updated_at: now,
+        };
+        if level.available >= 1.0 {
+            level.available -= 1.0;
+            return Ok(());
+        }
+        Err(Duration::from_secs_f64((1.0 - level.available) / self.per_second))
+    }
+
+    /// Like [`take`](Self::take), but takes nothing.
+    pub fn check(&self, key: &K, now: Instant) -> Result<(), Duration> {
+        let levels = self.levels.lock();
+        let Some(level) = levels.get(key) else {
+            return Ok(());
+        };
+        let gained = now.saturating_duration_since(level.updated_at).as_secs_f64() * self.per_second;
+        let left = (level.available + gained).min(self.burst);
+        match left >= 1.0 {
+            true => Ok(()),
+            false => Err(Duration::from_secs_f64((1.0 - left) / self.per_second)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_then_the_rate_holds() {
+        let buckets = RateLimiter::new(10.0, 3.0);
+        let start = Instant::now();
+        for _ in 0..3 {
+            assert!(buckets.take(&"a", start).is_ok());
+        }
+        let wait = buckets.take(&"a", start).unwrap_err();
+        assert!(
+            wait > Duration::ZERO && wait <= Duration::from_millis(100),
+            "{wait:?}"
+        );
+        assert!(buckets.take(&"b", start).is_ok(), "another key is not held up");
+        assert!(buckets.check(&"a", start).is_err());
+        assert!(buckets.take(&"a", start + wait).is_ok());
+    }
+}

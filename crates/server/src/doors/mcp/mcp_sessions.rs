@@ -1,0 +1,269 @@
+//! Stateful MCP sessions: the owner of each, the Oubliette sessions whose events it gets, and when it was last used.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use oubliette_protocol::{SessionId, TokenId};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::auth::Grant;
+
+/// All stateful MCP sessions.
+#[derive(Debug, Default)]
+pub struct McpSessions {
+    by_id: Mutex<HashMap<Arc<str>, Arc<McpSession>>>,
+}
+
+/// One stateful MCP session.
+#[derive(Debug)]
+pub struct McpSession {
+    /// Its `Mcp-Session-Id`.
+    pub id: Arc<str>,
+    /// The negotiated revision of MCP.
+    pub version: OnceLock<String>,
+    owner: OnceLock<Grant>,
+    last_used: Mutex<Instant>,
+    open_count: AtomicUsize,
+    state: Mutex<SubscriptionState>,
+    changes: watch::Sender<u64>,
+}
+
+/// The logs an MCP session subscribes to, and its open GET streams.
+#[derive(Debug, Default)]
+struct SubscriptionState {
+    subscriptions: Vec<LogSubscription>,
+    streams: BTreeSet<u64>,
+    next_stream: u64,
+}
+
+/// An MCP session's subscription to the log of one Oubliette session.
+#[derive(Debug, Clone)]
+pub struct LogSubscription {
+    /// The Oubliette session.
+    pub session: SessionId,
+    /// A GET stream that is not resumed starts after this index.
+    pub replay_after: i64,
+    /// The highest index sent on a GET stream.
+    pub last_sent: i64,
+    /// Whether events are pushed as `notifications/message`.
+    pub push_events: bool,
+    /// Whether new events are signalled by `notifications/resources/updated` (`resources/subscribe`).
+    pub notify_updates: bool,
+}
+
+/// Maximum number of MCP sessions of one token; beyond it the one idle longest is closed.
+const MAX_SESSIONS_PER_TOKEN: usize = 1000;
+
+impl McpSessions {
+    /// Adds a new MCP session, which has no owner yet.
+    pub fn register(&self, id: &Arc<str>) -> Arc<McpSession> {
+        let session = Arc::new(McpSession {
+            id: id.clone(),
+            version: OnceLock::new(),
+            owner: OnceLock::new(),
+            last_used: Mutex::new(Instant::now()),
+            open_count: AtomicUsize::new(0),
+            state: Mutex::default(),
+            changes: watch::channel(0).0,
+        });
+        self.by_id.lock().insert(id.clone(), session.clone());
+        session
+    }
+
+    /// Removes an MCP session.
+    pub fn remove(&self, id: &str) -> Option<Arc<McpSession>> {
+        self.by_id.lock().remove(id)
+    }
+
+    /// Finds an MCP session.
+    pub fn get(&self, id: &str) -> Option<Arc<McpSession>> {
+        self.by_id.lock().get(id).cloned()
+    }
+
+    /// The number of MCP sessions.
+    pub fn len(&self) -> usize {
+        self.by_id.lock().len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of open GET streams.
+    pub fn stream_count(&self) -> usize {
+        self.by_id
+            .lock()
+            .values()
+            .map(|l| l.state.lock().streams.len())
+            .sum()
+    }
+
+    /// Sets the owner of a new MCP session. Returns the idle ones of the same token that have to be closed to stay
+    /// within the maximum.
+    pub fn set_owner(&self, id: &str, grant: &Grant) -> Vec<Arc<str>> {
+        let all = self.by_id.lock();
+        let Some(session) = all.get(id) else {
+            return Vec::new();
+        };
+        let _ = session.owner.set(grant.clone());
+        let owner = grant.token_id();
+        let mut idle: Vec<_> = all
+            .values()
+            .filter(|l| l.token() == owner && l.id != session.id)
+            .collect();
+        let over = (idle.len() + 1).saturating_sub(MAX_SESSIONS_PER_TOKEN);
+        idle.retain(|l| !l.is_open());
+        idle.sort_by_key(|l| *l.last_used.lock());
+        idle.into_iter().take(over).map(|l| l.id.clone()).collect()
+    }
+
+    /// MCP sessions without an open request or stream that were not used for this long.
+    pub fn idle_longer_than(&self, longer_than: Duration) -> Vec<Arc<str>> {
+        let all = self.by_id.lock();
+        let idle = all
+            .values()
+            .filter(|l| !l.is_open() && l.last_used.lock().elapsed() > longer_than);
+        idle.map(|l| l.id.clone()).collect()
+    }
+}
+
+impl McpSession {
+    /// The grant it was opened with; `None` while it is being initialized.
+    pub fn owner(&self) -> Option<&Grant> {
+        self.owner.get()
+    }
+
+    fn token(&self) -> Option<&TokenId> {
+        self.owner().and_then(Grant::token_id)
+    }
+
+    /// Whether it was opened with the same token.
+    pub fn belongs_to(&self, grant: &Grant) -> bool {
+        self.owner()
+            .is_some_and(|owner| owner.token_id() == grant.token_id())
+    }
+
+    /// Sets its time of last use to now.
+    pub fn touch(&self) {
+        *self.last_used.lock() = Instant::now();
+    }
+
+    /// Counts a request or stream as open until the guard is dropped; meanwhile the MCP session is not idle.
+    pub fn keep_open(self: &Arc<Self>) -> McpSessionGuard {
+        self.open_count.fetch_add(1, Ordering::AcqRel);
+        McpSessionGuard(self.clone())
+    }
+
+    fn is_open(&self) -> bool {
+        self.open_count.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether its revision has priming events: SSE events with an id and no data.
+    pub fn supports_priming(&self) -> bool {
+        self.version.get().is_some_and(|v| v.as_str() >= "2025-11-25")
+    }
+
+    /// Pushes a session's events from now on, because the client sent it a message. `last` is the last index of the
+    /// log before that message.
+    pub fn record_message(&self, session: &SessionId, last: i64) {
+        let mut state = self.state.lock();
+        let stream_open = !state.streams.is_empty();
+        match state.subscriptions.iter_mut().find(|l| l.session == *session) {
+            Some(log) => {
+                // With no stream open it is unknown what the client received, so `replay_after` stays.
+                if stream_open && log.push_events {
+                    log.replay_after = log.replay_after.max(last.min(log.last_sent));
+                }
+                log.push_events = true;
+            }
+            None => state.subscriptions.push(LogSubscription {
+                session: session.clone(),
+                replay_after: last,
+                last_sent: last,
+                push_events: true,
+                notify_updates: false,
+            }),
+        }
+        drop(state);
+        self.changes.send_modify(|n| *n += 1);
+    }
+
+    /// Turns notifications of new events in a session's log on or off. `last` is the log's last index.
+    pub fn set_update_notifications(&self, session: &SessionId, last: i64, wanted: bool) {
+        let mut state = self.state.lock();
+        match state.subscriptions.iter_mut().find(|l| l.session == *session) {
+            Some(log) => log.notify_updates = wanted,
+            None if wanted => {
+                state.subscriptions.push(LogSubscription {
+                    session: session.clone(),
+                    replay_after: last,
+                    last_sent: last,
+                    push_events: false,
+                    notify_updates: true,
+                });
+            }
+            None => {}
+        }
+        drop(state);
+        self.changes.send_modify(|n| *n += 1);
+    }
+
+    /// A counter that changes with every subscription and with every GET stream opened or closed.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// The subscriptions. Their positions in this list never change: event ids refer to them.
+    pub fn subscriptions(&self) -> Vec<LogSubscription> {
+        self.state.lock().subscriptions.clone()
+    }
+
+    /// Records that the event at `index` of the subscription numbered `log` is sent, and returns that subscription.
+    pub fn record_sent(&self, log: usize, index: i64) -> Option<LogSubscription> {
+        let mut state = self.state.lock();
+        let log = state.subscriptions.get_mut(log)?;
+        log.last_sent = log.last_sent.max(index);
+        Some(log.clone())
+    }
+
+    /// Adds a GET stream and returns its number. Messages go to this stream until a newer one is opened.
+    pub fn register_stream(&self) -> u64 {
+        let mut state = self.state.lock();
+        let stream = state.next_stream;
+        state.next_stream += 1;
+        state.streams.insert(stream);
+        drop(state);
+        self.changes.send_modify(|n| *n += 1);
+        stream
+    }
+
+    /// Removes a GET stream.
+    pub fn unregister_stream(&self, stream: u64) {
+        self.state.lock().streams.remove(&stream);
+        self.changes.send_modify(|n| *n += 1);
+    }
+
+    /// Whether a GET stream is the newest: MCP demands that each message goes to one stream only.
+    pub fn is_newest_stream(&self, stream: u64) -> bool {
+        self.state.lock().streams.last() == Some(&stream)
+    }
+}
+
+/// Counts one open request or stream of an MCP session; dropped, it counts as closed.
+#[derive(Debug)]
+pub struct McpSessionGuard(Arc<McpSession>);
+
+impl Drop for McpSessionGuard {
+    fn drop(&mut self) {
+        self.0.open_count.fetch_sub(1, Ordering::AcqRel);
+        self.0.touch();
+    }
+}

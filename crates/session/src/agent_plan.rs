@@ -1,0 +1,210 @@
+//! [`AgentPlan`]: everything needed to run an agent in a session, read and checked before anything is started.
+
+use std::{collections::HashSet, sync::Arc};
+
+use oubliette_home::AgentEntry;
+use oubliette_protocol::{
+    CatalogId, Error, ProjectId, Result, Slug, WorkspaceId,
+    agent::{AgentDefinition, AgentRuntime, NetworkAccess},
+    catalog::{ToolDefinition, Transport},
+};
+use oubliette_sandbox::{BindMount, ResourceLimits};
+use oubliette_store::{ProjectRow, SessionRow, WorkspaceRow};
+
+use crate::ports::SessionDeps;
+
+/// One agent in one session: its definition, tools, project and workspace, and what its sandbox may use.
+#[derive(Clone)]
+pub(crate) struct AgentPlan {
+    /// The version of the library it was read from.
+    pub(crate) library_version: u64,
+    pub(crate) entry: Arc<AgentEntry>,
+    /// The catalog entries the definition lists under `tools.use`, in that order.
+    pub(crate) catalog: Vec<Arc<ToolDefinition>>,
+    /// All ids of the catalog, whether this agent uses them or not.
+    pub(crate) catalog_ids: Arc<HashSet<CatalogId>>,
+    pub(crate) script: Option<String>,
+    pub(crate) project: ProjectRow,
+    pub(crate) workspace: WorkspaceRow,
+    pub(crate) network: NetworkAccess,
+    pub(crate) read_only: Vec<BindMount>,
+    pub(crate) limits: ResourceLimits,
+}
+
+impl AgentPlan {
+    /// Reads and checks everything. An agent that cannot run is refused here, before anything has changed.
+    pub(crate) async fn resolve(deps: &SessionDeps, session: &SessionRow, agent: &Slug) -> Result<Self> {
+        // Read first, so that an edit made during this function gives the library a later version.
+        let version = deps.library.version();
+        let project = project(deps, &session.project_id).await?;
+        let workspace = workspace(deps, &session.project_id, &session.workspace_id).await?;
+        let entry = deps.library.agent(agent)?;
+        let definition = &entry.definition;
+        deps.library.check_agent(definition)?;
+        deps.trust.check_agent(definition)?;
+        let mut catalog = Vec::with_capacity(definition.tools.uses.len());
+        for id in &definition.tools.uses {
+            let tool = deps.library.tool(id)?;
+            deps.trust.check_tool(&tool.definition)?;
+            catalog.push(tool.definition.clone());
+        }
+        let known = deps.library.catalog().keys().cloned().collect();
+        let script = definition
+            .script()
+            .map(|_| deps.library.script(&entry))
+            .transpose()?;
+        let ceiling = AncestorBounds::of_ancestors(deps, session).await?;
+        let read_only = match &definition.runtime {
+            AgentRuntime::Builtin {} => Vec::new(),
+            AgentRuntime::Acp { read_only, .. } => {
+                let within = read_only
+                    .iter()
+                    .filter(|path| ceiling.allows_path(path))
+                    .collect::<Vec<_>>();
+                let paths = deps.trust.check_read_only_all(&within)?;
+                paths
+                    .into_iter()
+                    .map(|path| BindMount::read_only(path.host, path.inside))
+                    .collect()
+            }
+        };
+        let network = network(&project, definition).min(ceiling.network);
+        deps.trust.check_network(network)?;
+        let limits = ceiling.bound_limits(limits(deps, &project));
+        Ok(Self {
+            library_version: version,
+            entry,
+            catalog,
+            catalog_ids: Arc::new(known),
+            script,
+            project,
+            workspace,
+            network,
+            read_only,
+            limits,
+        })
+    }
+
+    pub(crate) fn agent(&self) -> &Slug {
+        &self.entry.slug
+    }
+
+    /// Whether the agent's sandbox or one of its tool servers uses the HTTP proxy.
+    pub(crate) fn needs_proxy(&self) -> bool {
+        let proxied = |tool: &Arc<ToolDefinition>| match &**tool {
+            ToolDefinition::Mcp(server) => match &server.transport {
+                Transport::Stdio(stdio) => stdio.network == NetworkAccess::Proxy,
+                Transport::Ws { .. } | Transport::Tcp { .. } | Transport::Http { .. } => false,
+            },
+            ToolDefinition::Builtin(_) => false,
+        };
+        self.network == NetworkAccess::Proxy || self.catalog.iter().any(proxied)
+    }
+}
+
+/// What the ancestors of a session may use: the sandbox of a child never gets more than its parent's.
+struct AncestorBounds {
+    network: NetworkAccess,
+    /// The paths that all ancestors may read; `None` when there are no ancestors.
+    read_only: Option<Vec<String>>,
+    /// The limits of each ancestor's sandbox.
+    limits: Vec<ResourceLimits>,
+}
+
+impl AncestorBounds {
+    async fn of_ancestors(deps: &SessionDeps, session: &SessionRow) -> Result<Self> {
+        let mut ceiling = Self {
+            network: NetworkAccess::Host,
+            read_only: None,
+            limits: Vec::new(),
+        };
+        let mut parent = session.parent_id.clone();
+        while let Some(id) = parent {
+            let Some(row) = deps.store.session_get(&id).await? else {
+                break;
+            };
+            let project = project(deps, &row.project_id).await?;
+            ceiling.limits.push(limits(deps, &project));
+            // Of an agent that was deleted meanwhile nothing is known, so nothing is allowed.
+            let definition = deps
+                .library
+                .agent(&row.agent)
+                .ok()
+                .map(|entry| entry.definition.clone());
+            let network = definition
+                .as_ref()
+                .map_or(NetworkAccess::None, |above| network(&project, above));
+            ceiling.network = ceiling.network.min(network);
+            let shown = match definition.as_ref().map(|above| &above.runtime) {
+                Some(AgentRuntime::Acp { read_only, .. }) => read_only.clone(),
+                Some(AgentRuntime::Builtin {}) | None => Vec::new(),
+            };
+            let kept = match ceiling.read_only.take() {
+                None => shown,
+                Some(before) => before.into_iter().filter(|path| shown.contains(path)).collect(),
+            };
+            ceiling.read_only = Some(kept);
+            parent = row.parent_id;
+        }
+        Ok(ceiling)
+    }
+
+    /// Lowers limits to those of all ancestors: a child may be in another project than its parent.
+    fn bound_limits(&self, own: ResourceLimits) -> ResourceLimits {
+        self.limits.iter().fold(own, |held, above| ResourceLimits {
+            memory_mb: lower_bound(held.memory_mb, above.memory_mb),
+            cpus: lower_bound(held.cpus, above.cpus),
+            pids: lower_bound(held.pids, above.pids),
+            workspace_mb: lower_bound(held.workspace_mb, above.workspace_mb),
+            open_files: lower_bound(held.open_files, above.open_files),
+        })
+    }
+
+    fn allows_path(&self, path: &String) -> bool {
+        self.read_only.as_ref().is_none_or(|shown| shown.contains(path))
+    }
+}
+
+/// The lower of two bounds, where `None` is no bound.
+fn lower_bound<T: PartialOrd>(one: Option<T>, other: Option<T>) -> Option<T> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(if other < one { other } else { one }),
+        (one, other) => one.or(other),
+    }
+}
+
+async fn project(deps: &SessionDeps, id: &ProjectId) -> Result<ProjectRow> {
+    let row = deps.store.project_get(id).await?;
+    row.ok_or_else(|| Error::not_found(format!("project {id} does not exist any more")))
+}
+
+async fn workspace(deps: &SessionDeps, project: &ProjectId, id: &WorkspaceId) -> Result<WorkspaceRow> {
+    let row = deps.store.workspace_get(id).await?;
+    let row = row.filter(|row| row.project_id == *project);
+    row.ok_or_else(|| Error::not_found(format!("workspace {id} does not exist any more")))
+}
+
+/// The network set for the project's sandboxes, else the one the agent's definition asks for.
+fn network(project: &ProjectRow, definition: &AgentDefinition) -> NetworkAccess {
+    let named = project.sandbox.get("network").cloned();
+    named
+        .and_then(|value| serde_json::from_value(value).ok())
+        .unwrap_or(definition.sandbox.network)
+}
+
+/// The project's limits, with the server's for those it does not set.
+fn limits(deps: &SessionDeps, project: &ProjectRow) -> ResourceLimits {
+    let ours = &deps.config.limits;
+    let number = |field: &str| project.sandbox.get(field).and_then(serde_json::Value::as_u64);
+    ResourceLimits {
+        memory_mb: number("memory_mb").or(ours.memory_mb),
+        cpus: project
+            .sandbox
+            .get("cpus")
+            .and_then(serde_json::Value::as_f64)
+            .or(ours.cpus),
+        pids: number("pids").or(ours.pids),
+        workspace_mb: number("workspace_mb").or(ours.workspace_mb),
+        open_files: ours.open_files,
+    }
+}

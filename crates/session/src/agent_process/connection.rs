@@ -1,0 +1,243 @@
+//! [`AcpConnection`]: JSON-RPC over stdin and stdout with an agent that may be broken or hostile.
+//!
+//! The crate `agent-client-protocol` provides the message types; its connection is not used, because it queues
+//! what the agent writes without bound. Here a line is read only when the session asks for one, so an agent
+//! that writes too much blocks on its own pipe, and the queue to an agent that does not read is bounded.
+
+use oubliette_protocol::relay::RpcError;
+use oubliette_relay::{RejectedLine, RpcId, RpcMessage, message::AnswerError, parse_line};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    sync::mpsc,
+};
+
+use super::lines::{BoundedLineReader, LineReadError};
+use crate::config::AgentOutputLimits;
+
+/// How many messages may be queued for an agent's stdin; when the queue is full, the agent does not read.
+const OUTGOING_QUEUE_LEN: usize = 256;
+
+/// Why the connection to an agent cannot be used any more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AcpConnectionError {
+    #[error("it closed its output")]
+    Closed,
+    #[error("it wrote a line longer than {0} bytes")]
+    LineTooLong(usize),
+    #[error("it wrote {0} lines that are not ACP, the last: {1}")]
+    InvalidLines(usize, String),
+    #[error("it does not read what it is sent")]
+    NotReading,
+}
+
+/// A message from an agent.
+#[derive(Debug)]
+pub(crate) enum AgentMessage {
+    Request {
+        id: RpcId,
+        method: String,
+        params: Value,
+    },
+    Notification {
+        method: String,
+        params: Value,
+    },
+    Response {
+        id: u64,
+        outcome: Result<Value, RpcError>,
+    },
+}
+
+type BoxedReader = Box<dyn AsyncRead + Send + Sync + Unpin>;
+
+/// The ACP connection to one agent process.
+pub(crate) struct AcpConnection {
+    lines: BoundedLineReader<BoxedReader>,
+    outgoing: mpsc::Sender<Vec<u8>>,
+    next_id: u64,
+    invalid_lines: usize,
+    limits: AgentOutputLimits,
+}
+
+impl AcpConnection {
+    pub(crate) fn new(
+        stdin: impl AsyncWrite + Send + Unpin + 'static,
+        stdout: impl AsyncRead + Send + Sync + Unpin + 'static,
+        limits: AgentOutputLimits,
+    ) -> Self {
+        let (outgoing, queue) = mpsc::channel(OUTGOING_QUEUE_LEN);
+        tokio::spawn(write_lines(stdin, queue));
+        Self {
+            lines: BoundedLineReader::new(Box::new(stdout), limits.line_bytes),
+            outgoing,
+            next_id: 1,
+            invalid_lines: 0,
+            limits,
+        }
+    }
+
+    /// The next message of the agent. Cancel-safe.
+    pub(crate) async fn receive(&mut self) -> Result<AgentMessage, AcpConnectionError> {
+        loop {
+            let line = self.lines.next().await.map_err(|why| match why {
+                LineReadError::Closed => AcpConnectionError::Closed,
+                LineReadError::TooLong => AcpConnectionError::LineTooLong(self.limits.line_bytes),
+            })?;
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            match parse_line(&line) {
+                Ok(RpcMessage::Request { id, method, params }) => {
+                    return Ok(AgentMessage::Request { id, method, params });
+                }
+                Ok(RpcMessage::Notification { method, params }) => {
+                    return Ok(AgentMessage::Notification { method, params });
+                }
+                Ok(RpcMessage::Response { id, outcome }) => match id.as_ref().and_then(our_request_id) {
+                    Some(id) => {
+                        return Ok(AgentMessage::Response {
+                            id,
+                            outcome: outcome.map_err(to_rpc_error),
+                        });
+                    }
+                    None => self.count_invalid_line(&line)?,
+                },
+                Err(RejectedLine { id: Some(id), error }) => {
+                    self.count_invalid_line(&line)?;
+                    self.answer(id, Err(*error))?;
+                }
+                Err(RejectedLine { id: None, .. }) => self.count_invalid_line(&line)?,
+            }
+        }
+    }
+
+    /// Sends a request; the response arrives later as [`AgentMessage::Response`] with the returned id.
+    pub(crate) fn request(
+        &mut self,
+        method: &str,
+        params: &impl Serialize,
+    ) -> Result<u64, AcpConnectionError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.send(&RpcMessage::Request {
+            id: id.into(),
+            method: method.into(),
+            params: to_json(params),
+        })?;
+        Ok(id)
+    }
+
+    pub(crate) fn notify(&mut self, method: &str, params: &impl Serialize) -> Result<(), AcpConnectionError> {
+        self.send(&RpcMessage::Notification {
+            method: method.into(),
+            params: to_json(params),
+        })
+    }
+
+    pub(crate) fn answer(
+        &mut self,
+        id: RpcId,
+        outcome: Result<Value, RpcError>,
+    ) -> Result<(), AcpConnectionError> {
+        self.send(&RpcMessage::Response {
+            id: Some(id),
+            outcome: outcome.map_err(AnswerError::Remote),
+        })
+    }
+
+    fn send(&mut self, message: &RpcMessage) -> Result<(), AcpConnectionError> {
+        let Ok(line) = message.to_line(usize::MAX) else {
+            return Ok(());
+        };
+        self.outgoing.try_send(line).map_err(|why| match why {
+            mpsc::error::TrySendError::Full(_) => AcpConnectionError::NotReading,
+            mpsc::error::TrySendError::Closed(_) => AcpConnectionError::Closed,
+        })
+    }
+
+    /// Skips a line that is not ACP, because some agents log to stdout. Fails when there were too many.
+    fn count_invalid_line(&mut self, line: &[u8]) -> Result<(), AcpConnectionError> {
+        self.invalid_lines += 1;
+        let shown: String = String::from_utf8_lossy(line).chars().take(200).collect();
+        tracing::debug!(line = shown, "an agent wrote a line that is not ACP");
+        match self.invalid_lines >= self.limits.invalid_lines {
+            true => Err(AcpConnectionError::InvalidLines(self.invalid_lines, shown)),
+            false => Ok(()),
+        }
+    }
+}
+
+fn our_request_id(id: &RpcId) -> Option<u64> {
+    match id {
+        RpcId::Number(number) => number.as_u64(),
+        // Some agents return the id as a string.
+        RpcId::Text(text) => text.parse().ok(),
+    }
+}
+
+fn to_rpc_error(error: AnswerError) -> RpcError {
+    match error {
+        AnswerError::Remote(error) => error,
+        AnswerError::Malformed(why) => RpcError {
+            code: -32603,
+            message: why,
+            data: None,
+        },
+    }
+}
+
+fn to_json(params: &impl Serialize) -> Value {
+    serde_json::to_value(params).unwrap_or(Value::Null)
+}
+
+async fn write_lines(mut stdin: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Vec<u8>>) {
+    while let Some(line) = queue.recv().await {
+        if stdin.write_all(&line).await.is_err() || stdin.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn connect(output: &'static [u8], invalid_lines: usize) -> AcpConnection {
+        AcpConnection::new(
+            tokio::io::sink(),
+            output,
+            AgentOutputLimits {
+                invalid_lines,
+                ..AgentOutputLimits::default()
+            },
+        )
+    }
+
+    #[tokio::test]
+    async fn invalid_lines_are_skipped_up_to_the_limit() {
+        let output = b"starting up\n{\"half\":\n\n{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n[1]\n17\n";
+        let mut connection = connect(output, 4);
+        assert!(
+            matches!(connection.receive().await, Ok(AgentMessage::Response { id: 1, outcome: Ok(v) }) if v == json!({}))
+        );
+        assert_eq!(
+            connection.receive().await.unwrap_err(),
+            AcpConnectionError::InvalidLines(4, "17".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_to_an_agent_that_does_not_read_is_an_error() {
+        let (near, _far) = tokio::io::duplex(16);
+        let mut connection = AcpConnection::new(near, &b""[..], AgentOutputLimits::default());
+        let error = (0..10_000).find_map(|_| {
+            connection
+                .notify("session/cancel", &json!({ "text": "x".repeat(100) }))
+                .err()
+        });
+        assert_eq!(error, Some(AcpConnectionError::NotReading));
+    }
+}
