@@ -320,7 +320,7 @@ fn build_client(builder: impl Fn() -> reqwest::ClientBuilder) -> Result<Client> 
         tracing::warn!(%error, "root certificates could not be loaded; model providers over https cannot be reached");
         builder().tls_certs_only([]).build()
     });
-    built.map_err(|e| Error::unavailable("connections to model providers cannot be prepared").with_log(e))
+    built.map_err(|e| Error::unavailable("connections to model providers cannot be prepared").with_cause(e))
 }
 
 fn provider_url(base: &Url, path: &ModelRequestPath, query: Option<&str>) -> Url {

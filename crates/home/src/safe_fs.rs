@@ -17,13 +17,13 @@ pub fn create_private_dir(dir: &Path) -> Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(dir)
-        .map_err(|e| io_error("make the directory", dir, &e))
+        .map_err(|e| io_error("make the directory", dir, e))
 }
 
 /// Checks that a directory belongs to this user and is not a symbolic link, which somebody else could have
 /// planted; removes other users' access if it has any.
 pub fn ensure_owned_dir(dir: &Path) -> Result<()> {
-    let seen = fs::symlink_metadata(dir).map_err(|e| io_error("look at", dir, &e))?;
+    let seen = fs::symlink_metadata(dir).map_err(|e| io_error("look at", dir, e))?;
     if !seen.is_dir() || seen.uid() != rustix::process::geteuid().as_raw() {
         return Err(Error::unavailable(format!(
             "{} is not a directory of yours: remove it and try again",
@@ -33,7 +33,7 @@ pub fn ensure_owned_dir(dir: &Path) -> Result<()> {
     match seen.mode() & 0o077 {
         0 => Ok(()),
         _ => fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
-            .map_err(|e| io_error("close to others", dir, &e)),
+            .map_err(|e| io_error("close to others", dir, e)),
     }
 }
 
@@ -54,7 +54,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
         file.persist(path).map_err(|e| e.error)?;
         sync_dir(dir)
     };
-    write().map_err(|e| io_error("write", path, &e))
+    write().map_err(|e| io_error("write", path, e))
 }
 
 /// Syncs a directory, so that renames and removals in it survive a power cut.
@@ -116,7 +116,7 @@ pub(crate) fn read_beneath(root: &Path, path: &Path, most: usize) -> Result<Stri
 }
 
 /// An error for a failed file operation (`what` is its verb), with what to do about it.
-pub fn io_error(what: &str, path: &Path, error: &io::Error) -> Error {
+pub fn io_error(what: &str, path: &Path, error: io::Error) -> Error {
     let remedy = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some disk space and try again",
         io::ErrorKind::PermissionDenied => "give the user the server runs as the right to it",
@@ -126,7 +126,8 @@ pub fn io_error(what: &str, path: &Path, error: &io::Error) -> Error {
         }
         _ => "look at the path and try again",
     };
-    Error::unavailable(format!("cannot {what} {}: {error}; {remedy}", path.display())).with_log(error)
+    let message = format!("cannot {what} {}: {error}; {remedy}", path.display());
+    Error::unavailable(message).with_cause(error)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The error type every door answers with: its codes, their HTTP status and their JSON-RPC code.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, error::Error as StdError, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -112,18 +112,23 @@ impl std::fmt::Display for ErrorCode {
 }
 
 /// An error with a text for each of its two audiences: `message` goes to the client and holds no secret and no
-/// detail of the host; `log` goes to the server's log only.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{message}")]
+/// detail of the host; the cause goes to the server's log only.
+///
+/// The cause is the error's [`source`](std::error::Error::source), with its own causes behind it. It is never
+/// serialized.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Error {
     /// Error code, for programs.
     pub code: ErrorCode,
     /// Text for the client: what is wrong and what to do next.
     pub message: String,
-    /// Cause, for the server's log only; never serialized.
+    /// Shared, because the writes of one group fail together with one cause.
     #[serde(skip)]
-    pub log: Option<String>,
+    cause: Option<Arc<dyn StdError + Send + Sync>>,
 }
+
+/// What can be the cause of an [`Error`]: another error, or a text.
+pub type BoxedCause = Box<dyn StdError + Send + Sync>;
 
 /// `Result` with [`Error`] as the default error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -165,41 +170,176 @@ constructors! {
 }
 
 impl Error {
-    /// An error with this code and message, without a cause for the log.
+    /// An error with this code and message, without a cause.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self {
             code,
             message: message.into(),
-            log: None,
+            cause: None,
         }
     }
 
     /// An internal error: the client gets a fixed text, the log gets `cause`.
-    pub fn internal(cause: impl std::fmt::Display) -> Self {
-        Self {
-            code: ErrorCode::Internal,
-            message: "an internal error; the server's log has the details".into(),
-            log: Some(cause.to_string()),
-        }
+    pub fn internal(cause: impl Into<BoxedCause>) -> Self {
+        let message = "an internal error; the server's log has the details";
+        Self::new(ErrorCode::Internal, message).with_cause(cause)
     }
 
-    /// Sets the cause that goes to the server's log only.
+    /// An internal error whose cause does not say what failed: the log gets `operation`, then `cause`.
+    pub fn internal_during(operation: impl Into<String>, cause: impl Into<BoxedCause>) -> Self {
+        Self::internal(FailedOperation {
+            operation: operation.into(),
+            cause: cause.into(),
+        })
+    }
+
+    /// Sets the cause, which goes to the server's log only.
     #[must_use]
-    pub fn with_log(mut self, cause: impl std::fmt::Display) -> Self {
-        self.log = Some(cause.to_string());
+    pub fn with_cause(mut self, cause: impl Into<BoxedCause>) -> Self {
+        self.cause = Some(Arc::from(cause.into()));
         self
     }
 
-    /// The text for the server's log: the message, with the cause if there is one.
+    /// The same error with another text for the client.
+    #[must_use]
+    pub fn with_message(mut self, message: impl Into<String>) -> Self {
+        self.message = message.into();
+        self
+    }
+
+    /// Whether there is a cause for the log.
+    pub fn has_cause(&self) -> bool {
+        self.cause.is_some()
+    }
+
+    /// The text for the server's log: the message, then the causes one after the other, joined with `: `. Many
+    /// libraries repeat the text of a cause in their own, so a text that is there already is left out.
     pub fn for_log(&self) -> Cow<'_, str> {
-        match &self.log {
-            Some(log) => Cow::Owned(format!("{}: {log}", self.message)),
-            None => Cow::Borrowed(&self.message),
+        let mut text = Cow::Borrowed(self.message.as_str());
+        let mut next = self.source();
+        while let Some(cause) = next {
+            let cause_text = cause.to_string();
+            if !text.contains(&cause_text) {
+                let text = text.to_mut();
+                text.push_str(": ");
+                text.push_str(&cause_text);
+            }
+            next = cause.source();
         }
+        text
     }
 
     /// `{"error":{"code","message"}}`: the body of a REST error and of a tool's error result.
     pub fn body(&self) -> serde_json::Value {
         serde_json::json!({ "error": { "code": self.code, "message": self.message } })
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Prints the causes as text. Their own `Debug` is for their library's authors: it may print fields, such as an
+/// address with a password in it, that their text leaves out.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Error")
+            .field("code", &self.code)
+            .field("text", &self.for_log())
+            .finish()
+    }
+}
+
+/// Two errors are equal if a client is told the same; causes cannot be compared.
+impl PartialEq for Error {
+    fn eq(&self, other: &Self) -> bool {
+        self.code == other.code && self.message == other.message
+    }
+}
+
+impl Eq for Error {}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        let cause: &(dyn StdError + 'static) = self.cause.as_deref()?;
+        Some(cause)
+    }
+}
+
+/// What failed, as the text of a cause that would not say it.
+#[derive(Debug)]
+struct FailedOperation {
+    operation: String,
+    cause: BoxedCause,
+}
+
+impl std::fmt::Display for FailedOperation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.operation)
+    }
+}
+
+impl StdError for FailedOperation {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&*self.cause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk_full() -> std::io::Error {
+        std::io::Error::other("the disk is full")
+    }
+
+    #[test]
+    fn the_log_gets_every_cause_and_the_client_none() {
+        let error =
+            Error::unavailable("try again").with_cause(Error::internal_during("writing a row", disk_full()));
+        assert_eq!(
+            error.for_log(),
+            "try again: an internal error; the server's log has the details: writing a row: the disk is full"
+        );
+        assert_eq!(error.to_string(), "try again");
+        assert_eq!(error.body()["error"]["message"], "try again");
+        let wire = serde_json::to_string(&error).unwrap();
+        assert_eq!(wire, r#"{"code":"unavailable","message":"try again"}"#);
+    }
+
+    #[test]
+    fn an_error_keeps_its_cause_as_a_typed_source() {
+        let error = Error::internal(disk_full());
+        let source = error.source().unwrap();
+        assert!(source.downcast_ref::<std::io::Error>().is_some());
+        assert!(error.clone().source().is_some(), "a copy has the cause too");
+        assert!(Error::invalid("no").source().is_none());
+    }
+
+    #[test]
+    fn a_text_that_is_there_already_is_not_logged_twice() {
+        let error =
+            Error::unavailable("cannot write: the disk is full; free some space").with_cause(disk_full());
+        assert_eq!(error.for_log(), "cannot write: the disk is full; free some space");
+    }
+
+    #[test]
+    fn debug_output_has_a_cause_s_text_and_none_of_its_fields() {
+        #[derive(Debug)]
+        struct Refused {
+            #[expect(dead_code, reason = "only Debug reads it")]
+            password: &'static str,
+        }
+        impl std::fmt::Display for Refused {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("refused")
+            }
+        }
+        impl StdError for Refused {}
+        let error = Error::unavailable("no connection").with_cause(Refused { password: "hunter2" });
+        let shown = format!("{error:?}");
+        assert!(shown.contains("refused") && !shown.contains("hunter2"), "{shown}");
     }
 }

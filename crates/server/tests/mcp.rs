@@ -90,6 +90,17 @@ async fn a_token_is_shown_what_it_may_call_and_every_call_is_checked_again() {
     server.stop().await;
 }
 
+async fn post_body(server: &InProcessServer, version: &str, kind: &str, body: &'static str) -> (u16, Value) {
+    let request = server
+        .post("/mcp")
+        .bearer_auth(&server.admin)
+        .header("accept", "application/json, text/event-stream")
+        .header("content-type", kind)
+        .header("mcp-protocol-version", version);
+    let response = request.body(body).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_bodies_are_answered_with_400() {
     let server = InProcessServer::start().await;
@@ -103,20 +114,25 @@ async fn malformed_bodies_are_answered_with_400() {
             (r#"{"hello":"there"}"#, -32600),
             ("5", -32600),
         ] {
-            let response = server
-                .post("/mcp")
-                .bearer_auth(&server.admin)
-                .header("accept", "application/json, text/event-stream")
-                .header("content-type", "application/json")
-                .header("mcp-protocol-version", version)
-                .body(body)
-                .send()
-                .await
-                .unwrap();
-            assert_eq!(response.status(), 400, "{version}: {body}");
-            let answer: Value = response.json().await.unwrap();
+            let (status, answer) = post_body(&server, version, "application/json; charset=utf-8", body).await;
+            assert_eq!(status, 400, "{version}: {body}");
             assert_eq!(answer["error"]["code"], code, "{version}: {body}: {answer}");
         }
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_is_not_declared_as_json_is_answered_with_415() {
+    let server = InProcessServer::start().await;
+    let ping = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
+    for content_type in ["", "text/plain", "application/json-patch+json"] {
+        let (status, answer) = post_body(&server, "2025-11-25", content_type, ping).await;
+        assert_eq!(
+            (status, &answer["error"]["code"]),
+            (415, &json!(-32600)),
+            "{content_type}: {answer}"
+        );
     }
     server.stop().await;
 }

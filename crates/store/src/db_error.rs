@@ -29,42 +29,50 @@ impl From<Error> for WriteError {
 
 impl From<sqlx::Error> for WriteError {
     fn from(error: sqlx::Error) -> Self {
-        let refused = |e: Error| WriteError::Refused(e.with_log(&error));
-        let broken = |message: &str| WriteError::Broken(Error::unavailable(message).with_log(&error));
-        if let sqlx::Error::Database(cause) = &error {
-            match cause.kind() {
-                ErrorKind::UniqueViolation => return refused(Error::conflict("it is there already")),
-                ErrorKind::ForeignKeyViolation => {
-                    return refused(Error::not_found("what it belongs to is not there (any more)"));
-                }
-                _ => {}
-            }
+        match explain(&error) {
+            WriteError::Refused(explained) => WriteError::Refused(explained.with_cause(error)),
+            WriteError::Broken(explained) => WriteError::Broken(explained.with_cause(error)),
         }
-        match primary_code(&error) {
-            Some(code::BUSY | code::LOCKED) => {
-                broken("the database is held by another program: close that program and try again")
+    }
+}
+
+/// What a database error means, without it as the cause.
+fn explain(error: &sqlx::Error) -> WriteError {
+    let refused = WriteError::Refused;
+    let broken = |message: &str| WriteError::Broken(Error::unavailable(message));
+    if let sqlx::Error::Database(cause) = error {
+        match cause.kind() {
+            ErrorKind::UniqueViolation => return refused(Error::conflict("it is there already")),
+            ErrorKind::ForeignKeyViolation => {
+                return refused(Error::not_found("what it belongs to is not there (any more)"));
             }
-            Some(code::FULL) => broken("the disk is full: free some space and try again"),
-            Some(code::READONLY | code::PERM) => {
-                broken("the database cannot be written: give the server's user the right to it")
-            }
-            Some(code::CORRUPT | code::NOTADB) => {
-                broken("the database is damaged: stop the server, put a backup in its place and start again")
-            }
-            Some(code::IOERR | code::CANTOPEN) => {
-                broken("the database's disk does not answer as it should: look at the server's log")
-            }
-            Some(code::NOMEM | code::INTERRUPT) => broken("the database ran out of memory: try again"),
-            Some(code::TOOBIG) => refused(Error::limit_exceeded("this is too large to be stored")),
-            Some(_) => WriteError::Refused(Error::internal(&error)),
-            None => match &error {
-                sqlx::Error::PoolTimedOut => broken("the database is too busy to answer: try again"),
-                sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed | sqlx::Error::Io(_) => {
-                    broken("the database is closed")
-                }
-                _ => WriteError::Refused(Error::internal(&error)),
-            },
+            _ => {}
         }
+    }
+    match primary_code(error) {
+        Some(code::BUSY | code::LOCKED) => {
+            broken("the database is held by another program: close that program and try again")
+        }
+        Some(code::FULL) => broken("the disk is full: free some space and try again"),
+        Some(code::READONLY | code::PERM) => {
+            broken("the database cannot be written: give the server's user the right to it")
+        }
+        Some(code::CORRUPT | code::NOTADB) => {
+            broken("the database is damaged: stop the server, put a backup in its place and start again")
+        }
+        Some(code::IOERR | code::CANTOPEN) => {
+            broken("the database's disk does not answer as it should: look at the server's log")
+        }
+        Some(code::NOMEM | code::INTERRUPT) => broken("the database ran out of memory: try again"),
+        Some(code::TOOBIG) => refused(Error::limit_exceeded("this is too large to be stored")),
+        Some(_) => refused(Error::internal("an unexpected database error")),
+        None => match error {
+            sqlx::Error::PoolTimedOut => broken("the database is too busy to answer: try again"),
+            sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed | sqlx::Error::Io(_) => {
+                broken("the database is closed")
+            }
+            _ => refused(Error::internal("an unexpected database error")),
+        },
     }
 }
 

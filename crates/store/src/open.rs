@@ -85,7 +85,7 @@ pub enum OpenError {
 
 impl From<OpenError> for Error {
     fn from(error: OpenError) -> Self {
-        Error::unavailable(error.to_string())
+        Error::unavailable(error.to_string()).with_cause(error)
     }
 }
 

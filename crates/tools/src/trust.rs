@@ -110,7 +110,7 @@ impl Trust {
         }
         let host = path.canonicalize().map_err(|e| {
             Error::permission_denied(format!("read_only: {shown} cannot be resolved on this host"))
-                .with_log(e)
+                .with_cause(e)
         })?;
         let never = self
             .forbidden
@@ -240,9 +240,9 @@ impl Trust {
                 Transport::Tcp { .. } => Ok(()),
             },
         };
-        checked.map_err(|e| Error {
-            message: format!("catalog entry {}: {}", tool.id(), e.message),
-            ..e
+        checked.map_err(|e| {
+            let message = format!("catalog entry {}: {}", tool.id(), e.message);
+            e.with_message(message)
         })
     }
 

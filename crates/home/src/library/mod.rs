@@ -94,7 +94,7 @@ impl DefinitionLibrary {
         let root = home
             .root()
             .canonicalize()
-            .map_err(|e| safe_fs::io_error("open", home.root(), &e))?;
+            .map_err(|e| safe_fs::io_error("open", home.root(), e))?;
         let state = LibraryState {
             agents: DefinitionSet::new(home.agents_dir()),
             tools: DefinitionSet::new(home.tools_dir()),

@@ -197,10 +197,9 @@ pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + 
 
 fn log_error(action: &str, grant: &Grant, error: &Error) {
     let token = grant.token_id().map(tracing::field::display);
-    match &error.log {
-        Some(_) => {
-            tracing::error!(action, token, code = %error.code, error = %error.for_log(), "action failed")
-        }
-        None => tracing::debug!(action, token, code = %error.code, error = %error.message, "action refused"),
+    if error.has_cause() {
+        tracing::error!(action, token, code = %error.code, error = %error.for_log(), "action failed");
+    } else {
+        tracing::debug!(action, token, code = %error.code, error = %error.message, "action refused");
     }
 }

@@ -7,7 +7,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use oubliette_home::HomeDir;
-use oubliette_protocol::{Error, ErrorCode, JsonObject, Result};
+use oubliette_protocol::{Error, ErrorCode, JsonObject, Result, error::BoxedCause};
 use oubliette_store::OpenError;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
@@ -34,7 +34,6 @@ pub enum ActionClient {
 impl ActionClient {
     /// The running server if there is one, else the home, which is created if missing.
     pub async fn connect(home: &HomeDir) -> Result<Self> {
-        let busy = Error::from(OpenError::InUse(home.database_path()));
         let give_up = tokio::time::Instant::now() + HOME_LOCK_TIMEOUT;
         loop {
             if is_running(home).await {
@@ -44,7 +43,7 @@ impl ActionClient {
             let config = ServerConfig::load(&home.config_path(), &|name| std::env::var(name).ok())?;
             match App::open(home.clone(), config).await {
                 // Another command has the database open, or a server that does not listen yet: try again.
-                Err(error) if error == busy && tokio::time::Instant::now() < give_up => {
+                Err(error) if is_in_use(&error) && tokio::time::Instant::now() < give_up => {
                     tokio::time::sleep(HOME_LOCK_POLL).await;
                 }
                 opened => return Ok(ActionClient::Local(opened?)),
@@ -124,7 +123,7 @@ impl ActionClient {
                 .into_body()
                 .collect()
                 .await
-                .map_err(|e| no_answer_error(&e))?
+                .map_err(no_answer_error)?
                 .to_bytes();
             return Err(error_from_body(&body));
         }
@@ -173,16 +172,14 @@ impl EventStream {
                 let line: Vec<u8> = self.unread.drain(..=self.scanned + at).collect();
                 self.scanned = 0;
                 if let Some(data) = line.strip_prefix(b"data:") {
-                    return serde_json::from_slice(data)
-                        .map(Some)
-                        .map_err(|e| no_answer_error(&e));
+                    return serde_json::from_slice(data).map(Some).map_err(no_answer_error);
                 }
             }
             self.scanned = self.unread.len();
             match self.body.frame().await {
                 None => return Ok(None),
                 Some(frame) => {
-                    if let Ok(data) = frame.map_err(|e| no_answer_error(&e))?.into_data() {
+                    if let Ok(data) = frame.map_err(no_answer_error)?.into_data() {
                         self.unread.extend_from_slice(&data);
                     }
                 }
@@ -200,7 +197,7 @@ async fn post_action(socket: &Path, name: &str, arguments: &JsonObject) -> Resul
         .map_err(Error::internal)?;
     let (status, body) = send_request(socket, request).await?;
     match status.is_success() {
-        true => serde_json::from_slice(&body).map_err(|e| no_answer_error(&e)),
+        true => serde_json::from_slice(&body).map_err(no_answer_error),
         false => Err(error_from_body(&body)),
     }
 }
@@ -216,7 +213,7 @@ pub async fn send_request(
         .into_body()
         .collect()
         .await
-        .map_err(|e| no_answer_error(&e))?
+        .map_err(no_answer_error)?
         .to_bytes();
     Ok((status, body))
 }
@@ -225,17 +222,18 @@ async fn start_request(
     socket: &Path,
     request: http::Request<Full<Bytes>>,
 ) -> Result<http::Response<Incoming>> {
-    let stream = UnixStream::connect(socket)
-        .await
-        .map_err(|e| no_answer_error(&e))?;
+    let stream = UnixStream::connect(socket).await.map_err(no_answer_error)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
-        .map_err(|e| no_answer_error(&e))?;
+        .map_err(no_answer_error)?;
     tokio::spawn(connection);
-    sender
-        .send_request(request)
-        .await
-        .map_err(|e| no_answer_error(&e))
+    sender.send_request(request).await.map_err(no_answer_error)
+}
+
+/// Whether the database could not be opened because another Oubliette has it open.
+fn is_in_use(error: &Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref());
+    matches!(cause, Some(OpenError::InUse(_)))
 }
 
 /// The error in the body of a response that is not a success.
@@ -248,7 +246,7 @@ fn error_from_body(body: &[u8]) -> Error {
     )
 }
 
-fn no_answer_error(cause: &dyn std::fmt::Display) -> Error {
+fn no_answer_error(cause: impl Into<BoxedCause>) -> Error {
     Error::unavailable("the running server did not answer; look at its log, or stop it and try again")
-        .with_log(cause)
+        .with_cause(cause)
 }

@@ -36,7 +36,7 @@ pub async fn authenticate(
     let grant = grant_from_headers(app, door, headers, accepted)
         .await
         .map_err(|e| {
-            if e.log.is_some() {
+            if e.has_cause() {
                 tracing::error!(error = %e.for_log(), "checking a credential failed");
             }
             reply::error(&e)

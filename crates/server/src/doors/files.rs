@@ -126,7 +126,7 @@ fn truncate_for_audit(text: &str) -> String {
 }
 
 fn error_response(error: &Error) -> Response {
-    if error.log.is_some() {
+    if error.has_cause() {
         tracing::warn!(error = %error.for_log(), "workspace file request failed");
     }
     reply::error(error)

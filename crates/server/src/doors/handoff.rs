@@ -159,7 +159,7 @@ impl interceptor::LocalTools for SessionLocalTools {
                 .call_raw(wanted, arguments, CallOrigin::Inside { api_key }, ctx)
                 .await;
             if let Err(error) = &answer
-                && error.log.is_some()
+                && error.has_cause()
             {
                 tracing::error!(%session, error = %error.for_log(), "a call over handed-off streams failed");
             }

@@ -233,7 +233,7 @@ impl PeerHandler for RelayConnection {
         }
         let answer = self.dispatch(method, params, context).await;
         answer.map_err(|error| {
-            if error.log.is_some() {
+            if error.has_cause() {
                 tracing::error!(session = %self.session, method, error = %error.for_log(), "relay request failed");
             }
             RpcError::from(&error)

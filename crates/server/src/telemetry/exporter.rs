@@ -65,7 +65,7 @@ impl OtlpCollector {
         }
         let client = builder.build().map_err(|e| {
             Error::unavailable("connections to the collector of [otlp] endpoint cannot be prepared")
-                .with_log(e)
+                .with_cause(e)
         })?;
         let (sender, waiting) = mpsc::channel(SPAN_QUEUE_MAX);
         let dropped = Arc::new(AtomicU64::new(0));

@@ -86,7 +86,7 @@ const RESOLVE_FLAGS: ResolveFlags = ResolveFlags::BENEATH
 fn open_root(workspace: &Path) -> Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     rustix::fs::open(workspace, flags, Mode::empty())
-        .map_err(|e| Error::not_found("this workspace has no files on disk").with_log(e))
+        .map_err(|e| Error::not_found("this workspace has no files on disk").with_cause(e))
 }
 
 fn open_beneath(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -127,7 +127,7 @@ fn path_error(path: &WorkspacePath, error: Errno) -> Error {
         Errno::NOSPC | Errno::DQUOT => {
             Error::unavailable("the server's disk is full; free some space and try again")
         }
-        other => Error::internal(format!("{path}: {other}")),
+        other => Error::internal_during(path.to_string(), other),
     }
 }
 
@@ -240,10 +240,10 @@ pub fn write_file(workspace: &Path, path: &WorkspacePath, content: &[u8]) -> Res
     })();
     written.map_err(|e| {
         let _ = rustix::fs::unlinkat(&folder, temporary.as_str(), AtFlags::empty());
-        e.raw_os_error().map_or_else(
-            || Error::internal(&e),
-            |code| path_error(path, Errno::from_raw_os_error(code)),
-        )
+        match e.raw_os_error() {
+            Some(code) => path_error(path, Errno::from_raw_os_error(code)),
+            None => Error::internal(e),
+        }
     })
 }
 

@@ -55,7 +55,8 @@ async fn remove_dir(dir: PathBuf) {
     let removed = crate::actions::run_blocking(move || match std::fs::remove_dir_all(&dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             make_removable(&dir);
-            std::fs::remove_dir_all(&dir).map_err(|e| Error::internal(format!("{}: {e}", dir.display())))
+            std::fs::remove_dir_all(&dir)
+                .map_err(|e| Error::internal_during(format!("removing {}", dir.display()), e))
         }
         _ => Ok(()),
     })

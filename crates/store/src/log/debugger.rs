@@ -469,6 +469,6 @@ fn debug_event(row: &sqlx::sqlite::SqliteRow, text: &str) -> Result<DebugEvent> 
         session_id: id("session_id")?.map(str::parse).transpose()?,
         agent: id("agent")?.map(str::parse).transpose()?,
         body: serde_json::from_str(text)
-            .map_err(|e| Error::internal(format!("a stored debugger event: {e}")))?,
+            .map_err(|e| Error::internal_during("reading a stored debugger event", e))?,
     })
 }

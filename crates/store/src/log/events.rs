@@ -275,7 +275,8 @@ async fn read(
     while let Some(row) = rows.try_next().await.map_err(read_error)? {
         let text: &str = row.try_get(2).map_err(read_error)?;
         bytes += text.len();
-        let body = serde_json::from_str(text).map_err(|e| Error::internal(format!("a stored event: {e}")))?;
+        let body =
+            serde_json::from_str(text).map_err(|e| Error::internal_during("reading a stored event", e))?;
         let ts = Timestamp::from_millisecond(row.try_get(1).map_err(read_error)?).map_err(Error::internal)?;
         let index = row.try_get(0).map_err(read_error)?;
         events.push(Arc::new(SessionEvent {

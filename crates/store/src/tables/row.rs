@@ -3,15 +3,15 @@
 use std::str::FromStr;
 
 use jiff::Timestamp;
-use oubliette_protocol::{Error, Result};
+use oubliette_protocol::{Error, Result, error::BoxedCause};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{Row, sqlite::SqliteRow};
 
 use crate::db_error::read_error;
 
 /// The error for a column whose value cannot be decoded.
-fn corrupt_column(column: &str, why: impl std::fmt::Display) -> Error {
-    Error::internal(format!("column {column} of a stored row: {why}"))
+fn corrupt_column(column: &str, cause: impl Into<BoxedCause>) -> Error {
+    Error::internal_during(format!("reading column {column} of a stored row"), cause)
 }
 
 /// A text column.
@@ -27,7 +27,7 @@ pub(super) fn optional_text(row: &SqliteRow, column: &str) -> Result<Option<Stri
 /// An integer column.
 pub(super) fn number<T: TryFrom<i64>>(row: &SqliteRow, column: &str) -> Result<T> {
     let number: i64 = row.try_get(column).map_err(read_error)?;
-    T::try_from(number).map_err(|_| corrupt_column(column, number))
+    T::try_from(number).map_err(|_| corrupt_column(column, format!("{number} is out of range")))
 }
 
 /// A text column parsed into a type such as an id.

@@ -46,7 +46,7 @@ impl WorkspaceRoot {
         let dir = fs::open(workspace, DIRECTORY, Mode::empty());
         dir.map(|dir| Self { dir }).map_err(|e| {
             Error::unavailable("the session's workspace cannot be opened")
-                .with_log(format!("{workspace:?}: {e}"))
+                .with_cause(format!("{workspace:?}: {e}"))
         })
     }
 
@@ -277,10 +277,10 @@ impl FileError {
     pub(super) fn into_error(self, asked: &PathInWorkspace) -> Error {
         let path = quoted(&asked.sandbox_path());
         match self {
-            FileError::Explained(error) => Error {
-                message: format!("{path}: {}", error.message),
-                ..error
-            },
+            FileError::Explained(error) => {
+                let message = format!("{path}: {}", error.message);
+                error.with_message(message)
+            }
             FileError::Os(errno) => match errno {
                 Errno::NOENT => Error::not_found(format!("{path} does not exist")),
                 Errno::NOTDIR => Error::not_found(format!("{path}: a part of it is not a directory")),
@@ -300,7 +300,7 @@ impl FileError {
                     Error::limit_exceeded(format!("{path}: there is no room left for it"))
                 }
                 Errno::AGAIN => Error::conflict(format!("{path} keeps changing; try again")),
-                other => Error::internal(format!("{path}: {other}")),
+                other => Error::internal_during(path, other),
             },
         }
     }

@@ -276,7 +276,7 @@ fn spawn_error(error: SandboxError) -> Error {
     match error {
         SandboxError::Program { .. } => Error::not_found(error.to_string()),
         SandboxError::Unavailable { .. } | SandboxError::Invalid(_) | SandboxError::Setup(_) => {
-            Error::unavailable("the command could not be started in a sandbox").with_log(error)
+            Error::unavailable("the command could not be started in a sandbox").with_cause(error)
         }
     }
 }

@@ -252,9 +252,9 @@ impl ToolPlane {
             let calling = std::pin::pin!(self.dispatch(context, admitted, record.arguments(), &origin, &ctx));
             record.in_flight_call().run(calling).await
         };
-        let result = result.map_err(|e| Error {
-            message: self.mask_for_agent(context, &e.message),
-            ..e
+        let result = result.map_err(|e| {
+            let message = self.mask_for_agent(context, &e.message);
+            e.with_message(message)
         });
         Ok((record, result))
     }

@@ -23,7 +23,7 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse as _, Response},
 };
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::Full;
 use rmcp::{
     model::ProtocolVersion,
@@ -52,6 +52,9 @@ pub const PROTOCOL_VERSIONS: &[ProtocolVersion] = &[
 
 /// The header that carries a stateful MCP session's id.
 pub const SESSION_ID_HEADER: &str = "mcp-session-id";
+
+/// The media type of JSON.
+const JSON: &str = "application/json";
 
 /// How often a stream without messages sends a comment. With the socket's own timeout this bounds how long a client
 /// that vanished counts as present.
@@ -120,6 +123,19 @@ pub async fn serve(
             }
         }
     }
+    if parts.method == Method::POST {
+        if !has_json_content_type(&parts.headers) {
+            return rpc_error(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                -32600,
+                "the Content-Type of a message must be application/json",
+            );
+        }
+        // In rmcp's own spelling: what rmcp refuses with 415 from here on is the body.
+        parts
+            .headers
+            .insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
+    }
     let body = match parts.method {
         Method::POST => match body::read(&parts.headers, body).await {
             Ok(bytes) => bytes,
@@ -142,7 +158,7 @@ pub async fn serve(
         .service
         .handle(http::Request::from_parts(parts, Full::new(body)))
         .await;
-    if answer.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE && !is_content_type_error(&answer) {
+    if answer.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
         return rpc_error(
             StatusCode::BAD_REQUEST,
             -32600,
@@ -176,19 +192,18 @@ fn check_body(body: &[u8]) -> Option<(i64, String)> {
     (first == Some(&b'[')).then(|| (-32600, batch.to_owned()))
 }
 
-/// Whether a 415 of rmcp is about the content type. rmcp also answers 415 to a body that is not an MCP message, which
-/// becomes a 400 here. The two differ in their text, of which only the length is known without reading the body.
-fn is_content_type_error(answer: &http::Response<impl http_body::Body>) -> bool {
-    http_body::Body::size_hint(answer.body()).exact() == Some(CONTENT_TYPE_ERROR.len() as u64)
+/// Whether the body is declared as JSON, with or without parameters such as a charset.
+fn has_json_content_type(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    let media_type = content_type.and_then(|v| v.split(';').next());
+    media_type.is_some_and(|m| m.trim().eq_ignore_ascii_case(JSON))
 }
-
-const CONTENT_TYPE_ERROR: &str = "Unsupported Media Type: Content-Type must be application/json";
 
 fn rpc_error(status: StatusCode, code: i64, message: &str) -> Response {
     let body = json!({ "jsonrpc": "2.0", "id": null, "error": { "code": code, "message": message } });
     let mut response = (status, body.to_string()).into_response();
     response
         .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
     response
 }

@@ -92,7 +92,7 @@ async fn run_clone(remote: &GitRemote, dir: &Path) -> Result<()> {
                 quoted(reference),
                 without_password(&remote.url)
             ))
-            .with_log(ran.stderr.trim()));
+            .with_cause(ran.stderr.trim()));
         }
     }
     Ok(())
@@ -109,5 +109,5 @@ fn clone_error(what: &str, url: &str, stderr: &str) -> Error {
         "source.git: {shown} {what}: {}",
         if last.is_empty() { "git failed" } else { &last }
     ))
-    .with_log(stderr.trim())
+    .with_cause(stderr.trim())
 }

@@ -100,9 +100,9 @@ impl Drop for ProcessGroupGuard {
 
 /// Runs a git command, limited in time and in stdout bytes.
 pub(super) async fn run(mut git: Command, max_stdout: usize, timeout: Duration) -> Result<GitOutput> {
-    let mut child = git
-        .spawn()
-        .map_err(|e| Error::unavailable("git could not be started on the server; install git").with_log(e))?;
+    let mut child = git.spawn().map_err(|e| {
+        Error::unavailable("git could not be started on the server; install git").with_cause(e)
+    })?;
     let mut group = ProcessGroupGuard(child.id());
     let (Some(mut out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(Error::internal("git was started without stdout or stderr pipe"));
