@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Why a sandbox may not reach this address; `None` if it is public.
-pub fn refusal_reason(address: IpAddr) -> Option<&'static str> {
+pub(crate) fn refusal_reason(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(v4) => refused_v4(v4),
         IpAddr::V6(v6) => refused_v6(v6),

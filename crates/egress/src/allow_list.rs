@@ -12,7 +12,7 @@ const WEB_PORTS: [u16; 2] = [80, 443];
 
 /// The parsed entries of `[egress] allow`.
 #[derive(Debug, Clone, Default)]
-pub struct EgressAllowList {
+pub(crate) struct EgressAllowList {
     rules: Vec<AllowRule>,
 }
 
@@ -38,7 +38,7 @@ enum AllowTarget {
 impl EgressAllowList {
     /// Parses entries of the forms `host`, `host:port`, `*.suffix`, `*.suffix:port`, an address, `address:port` and
     /// CIDR blocks.
-    pub fn parse(entries: &[String]) -> Result<Self> {
+    pub(crate) fn parse(entries: &[String]) -> Result<Self> {
         Ok(Self {
             rules: entries
                 .iter()
@@ -49,7 +49,7 @@ impl EgressAllowList {
 
     /// Checks that a connection to `host`, which resolved to `addresses`, may be made. Every address must
     /// pass: a name that resolves to one private address is refused altogether.
-    pub fn check(
+    pub(crate) fn check(
         &self,
         host: &str,
         port: u16,

@@ -23,17 +23,17 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod activity;
-pub mod address;
-pub mod allow_list;
+mod address;
+mod allow_list;
 mod bodies;
 mod connections;
-pub mod gateway;
+mod gateway;
 mod headers;
-pub mod limits;
-pub mod paths;
-pub mod provider;
-pub mod proxy;
-pub mod refusal;
+mod limits;
+mod paths;
+mod provider;
+mod proxy;
+mod refusal;
 
 pub use gateway::{ModelGateway, ModelSink};
 pub use limits::{GatewayLimits, ProxyLimits};

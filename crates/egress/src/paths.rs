@@ -13,7 +13,7 @@ pub(crate) const ALLOWED_CALLS: &str = "POST messages, messages/count_tokens, ch
 
 /// The parsed path of a request to the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelRequestPath {
+pub(crate) struct ModelRequestPath {
     /// The provider's name.
     pub provider: String,
     /// The path after the provider: checked segments, none of them empty, `.` or `..`.
@@ -22,7 +22,7 @@ pub struct ModelRequestPath {
 
 impl ModelRequestPath {
     /// Parses `/<provider>/<rest>`.
-    pub fn parse(uri: &Uri) -> Result<Self, EgressRefusal> {
+    pub(crate) fn parse(uri: &Uri) -> Result<Self, EgressRefusal> {
         if uri.scheme().is_some() || uri.authority().is_some() {
             return Err(bad_request(
                 "ask with a plain path, /<provider>/…; this is not a proxy",
@@ -49,12 +49,12 @@ impl ModelRequestPath {
     }
 
     /// The path without the provider, as the debugger shows it.
-    pub fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         format!("/{}", self.rest.join("/"))
     }
 
     /// Checks that this is a model call with the right method, or a path in `allow_paths`.
-    pub fn check(&self, method: &Method, allow_paths: &[String]) -> Result<(), EgressRefusal> {
+    pub(crate) fn check(&self, method: &Method, allow_paths: &[String]) -> Result<(), EgressRefusal> {
         let rest: Vec<&str> = self.rest.iter().map(String::as_str).collect();
         if allow_paths.iter().any(|allowed| matches_allowed(allowed, &rest)) {
             return Ok(());
@@ -85,7 +85,7 @@ impl ModelRequestPath {
 
     /// The path at a provider whose base URL has the path `base`. If that names a version (it ends in
     /// `/v1`, or in `/v1beta/openai`), it replaces the version of the request.
-    pub fn provider_path(&self, base: &str) -> String {
+    pub(crate) fn provider_path(&self, base: &str) -> String {
         let base = base.trim_end_matches('/');
         let mut backwards = base.rsplit('/');
         let decided = match (backwards.next(), backwards.next()) {

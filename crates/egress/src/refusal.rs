@@ -12,7 +12,7 @@ pub(crate) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// Why a request was not passed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EgressRefusal {
+pub(crate) struct EgressRefusal {
     /// The HTTP status.
     pub status: StatusCode,
     /// Machine-readable error code.

@@ -11,7 +11,7 @@ use oubliette_protocol::{Error, ProjectId, Result, SessionId, WorkspaceId};
 use crate::safe_fs;
 
 /// Maximum length of a Unix socket's path in bytes (`sun_path` without its NUL).
-pub const MAX_SOCKET_PATH: usize = 107;
+const MAX_SOCKET_PATH: usize = 107;
 /// The longest socket name used in a session's socket directory.
 const SOCKET_NAME: &str = "relay.sock";
 

@@ -13,8 +13,8 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
-pub mod layout;
-pub mod library;
+mod layout;
+mod library;
 pub mod safe_fs;
 
 pub use layout::HomeDir;

@@ -22,7 +22,7 @@ pub fn create_private_dir(dir: &Path) -> Result<()> {
 
 /// Checks that a directory belongs to this user and is not a symbolic link, which somebody else could have
 /// planted; removes other users' access if it has any.
-pub fn ensure_owned_dir(dir: &Path) -> Result<()> {
+pub(crate) fn ensure_owned_dir(dir: &Path) -> Result<()> {
     let seen = fs::symlink_metadata(dir).map_err(|e| io_error("look at", dir, e))?;
     if !seen.is_dir() || seen.uid() != rustix::process::geteuid().as_raw() {
         return Err(Error::unavailable(format!(
@@ -58,7 +58,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
 }
 
 /// Syncs a directory, so that renames and removals in it survive a power cut.
-pub fn sync_dir(dir: &Path) -> io::Result<()> {
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn read_beneath(root: &Path, path: &Path, most: usize) -> Result<Stri
 }
 
 /// An error for a failed file operation (`what` is its verb), with what to do about it.
-pub fn io_error(what: &str, path: &Path, error: io::Error) -> Error {
+pub(crate) fn io_error(what: &str, path: &Path, error: io::Error) -> Error {
     let remedy = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some disk space and try again",
         io::ErrorKind::PermissionDenied => "give the user the server runs as the right to it",

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{CallerId, Error, Result, agent::is_tool_name_byte, id::quoted, tool::any_object_schema};
 
 /// Maximum number of tools one caller may lend.
-pub const MAX_CALLER_TOOLS: usize = 1_000;
+pub(crate) const MAX_CALLER_TOOLS: usize = 1_000;
 /// Maximum length of a lent tool's full name (`<caller_id>_<tool>`), in characters.
 pub const MAX_FULL_NAME: usize = 64;
 /// Maximum size of an input schema, in bytes of JSON.
@@ -150,7 +150,7 @@ impl CallerContext {
 }
 
 /// Compiles a tool's input schema, which must be of type object and at most [`MAX_SCHEMA_BYTES`] long.
-pub fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, String> {
+pub(crate) fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, String> {
     if schema.get("type").and_then(Value::as_str) != Some("object") {
         return Err("must be a JSON schema with \"type\": \"object\"".into());
     }

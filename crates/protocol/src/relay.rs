@@ -20,8 +20,6 @@ pub const HANDOFF_SOCKET_ENV: &str = "OUBLIETTE_HANDOFF_SOCKET";
 pub const KEY_ENV: &str = "OUBLIETTE_API_KEY";
 /// Maximum length of a line in bytes, without its newline.
 pub const MAX_LINE_BYTES: usize = 16 * 1024 * 1024;
-/// Maximum length of a Unix socket's path in bytes (`sun_path` without its NUL).
-pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// Method names of requests and notifications, from the client unless noted.
 pub mod method {

@@ -63,11 +63,6 @@ impl CallOptions {
         self.on_progress = Some(Arc::new(report));
         self
     }
-
-    /// The callback set by [`CallOptions::on_progress`].
-    pub fn progress_callback(&self) -> Option<ProgressCallback> {
-        self.on_progress.clone()
-    }
 }
 
 /// How a call ended. The result is still JSON text: parsing it is done by the caller's task, not the reader's.

@@ -33,7 +33,7 @@ pub struct App {
     /// The home directory.
     pub home: Arc<HomeDir>,
     /// The configuration, validated.
-    pub config: ServerConfig,
+    pub(crate) config: ServerConfig,
     /// The database.
     pub store: Store,
     /// Authenticates requests and makes their grants.
@@ -43,21 +43,21 @@ pub struct App {
     /// The sandbox driver and its probe report.
     pub sandbox: SandboxStatus,
     /// Starts, finds and ends sessions.
-    pub sessions: Arc<Sessions>,
+    pub(crate) sessions: Arc<Sessions>,
     /// Counters of requests and actions since the start.
-    pub metrics: Metrics,
+    pub(crate) metrics: Metrics,
     /// Limits the request rate of each token.
-    pub rate_limit: RateLimiter<TokenId>,
+    pub(crate) rate_limit: RateLimiter<TokenId>,
     /// When the server started.
-    pub started: Instant,
+    pub(crate) started: Instant,
     /// Stateful MCP sessions.
     pub mcp_sessions: McpSessions,
     /// Cancelled when the server begins to stop: open streams end, requests in progress are finished.
-    pub stopping: CancellationToken,
+    pub(crate) stopping: CancellationToken,
     /// Cancelled when all requests are finished, or when finishing them took too long.
-    pub stopped: CancellationToken,
+    pub(crate) stopped: CancellationToken,
     /// The threads on which sessions' tool calls run.
-    pub call_threads: Arc<CallThreads>,
+    pub(crate) call_threads: Arc<CallThreads>,
     audit: AuditQueue,
 }
 

@@ -48,7 +48,7 @@ fn check_result(
 }
 
 /// Checks a running server.
-pub async fn examine(app: &App) -> Value {
+pub(crate) async fn examine(app: &App) -> Value {
     let mut checks = vec![check_home(&app.home), check_config(&app.home, Ok(()))];
     let healthy = app
         .store
@@ -66,7 +66,7 @@ pub async fn examine(app: &App) -> Value {
 }
 
 /// Checks a home whose server is stopped. Creates nothing in it.
-pub async fn examine_stopped(at: &HomeDir) -> Value {
+pub(crate) async fn examine_stopped(at: &HomeDir) -> Value {
     let loaded = ServerConfig::load(&at.config_path(), &|name| std::env::var(name).ok());
     let told = loaded.as_ref().map(drop).map_err(|error| error.message.clone());
     let config = loaded.ok();
@@ -101,7 +101,7 @@ pub async fn examine_stopped(at: &HomeDir) -> Value {
 }
 
 /// The check that shows a running server's URL.
-pub fn listening_check(url: &str) -> Value {
+pub(crate) fn listening_check(url: &str) -> Value {
     check_result(
         "server",
         CheckImportance::Optional,

@@ -13,15 +13,14 @@ use crate::{
     config::TEMPLATE,
 };
 
-/// Creates the home and its configuration file if missing. Returns whether the file was created.
-pub fn create_home(home: &HomeDir) -> Result<bool> {
+/// Creates the home and its configuration file if missing.
+pub fn create_home(home: &HomeDir) -> Result<()> {
     home.create()?;
     let path = home.config_path();
     if path.exists() {
-        return Ok(false);
+        return Ok(());
     }
-    safe_fs::write_atomic(&path, TEMPLATE.as_bytes(), 0o600)?;
-    Ok(true)
+    safe_fs::write_atomic(&path, TEMPLATE.as_bytes(), 0o600)
 }
 
 /// Adds samples to a home without projects, tools and agents, and an admin token if there is none. Returns the token if

@@ -20,19 +20,38 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
-pub mod actions;
-pub mod app;
-pub mod auth;
-pub mod cli;
-pub mod config;
-pub mod doctor;
-pub mod doors;
-pub mod first_run;
-pub mod lifecycle;
-pub mod logging;
-pub mod metrics;
-pub mod presence;
-pub mod sandbox_status;
-pub mod session_services;
-pub mod telemetry;
-pub mod workspace;
+mod actions;
+mod app;
+mod auth;
+mod cli;
+mod config;
+mod doctor;
+mod doors;
+mod first_run;
+mod lifecycle;
+mod logging;
+mod metrics;
+mod presence;
+mod sandbox_status;
+mod session_services;
+mod telemetry;
+mod workspace;
+
+pub use cli::run;
+
+/// What the tests under `tests/` need beside the network. Nothing else is public, so that the compiler sees what is
+/// not used.
+pub mod testing {
+    pub use crate::{
+        app::App,
+        auth::{TokenSpec, expose},
+        config::ServerConfig,
+        first_run::{create_home, populate},
+        lifecycle::{RunningServer, ServeOptions, start},
+    };
+
+    /// Every action, and the one way to perform it.
+    pub mod actions {
+        pub use crate::actions::{ActionOrigin, all, perform, visible};
+    }
+}

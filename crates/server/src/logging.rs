@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{LogConfig, LogFormat};
 
 /// Starts logging. A second call changes nothing.
-pub fn start(config: &LogConfig) {
+pub(crate) fn start(config: &LogConfig) {
     let filter = std::env::var("RUST_LOG").ok().filter(|v| !v.is_empty());
     let filter = filter.unwrap_or_else(|| {
         // rmcp logs every client that disconnects, which is normal; hyper and sqlx are verbose below `warn`.

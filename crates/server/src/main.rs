@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         .build();
     match runtime {
         Ok(runtime) => {
-            let code = runtime.block_on(oubliette_server::cli::run());
+            let code = runtime.block_on(oubliette_server::run());
             // Do not wait for blocking work, such as packing a file for a client that has disconnected.
             runtime.shutdown_timeout(std::time::Duration::from_millis(500));
             code

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 /// Counters of requests and actions since the start.
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     actions: Mutex<BTreeMap<(&'static str, &'static str), ActionTotals>>,
 }
@@ -21,7 +21,7 @@ struct ActionTotals {
 
 /// Values measured when `/metrics` is read.
 #[derive(Debug, Default)]
-pub struct Gauges {
+pub(crate) struct Gauges {
     /// Sessions in memory.
     pub sessions: u64,
     /// Open stateful MCP sessions.
@@ -38,12 +38,12 @@ pub struct Gauges {
 
 impl Metrics {
     /// Counts an answered request.
-    pub fn count_request(&self, door: &'static str, status: u16) {
+    pub(crate) fn count_request(&self, door: &'static str, status: u16) {
         *self.requests.lock().entry((door, status)).or_default() += 1;
     }
 
     /// Counts an action that was performed or refused, and how long it took.
-    pub fn count_action(&self, name: &'static str, error: Option<ErrorCode>, took: Duration) {
+    pub(crate) fn count_action(&self, name: &'static str, error: Option<ErrorCode>, took: Duration) {
         let outcome = error.map_or("ok", ErrorCode::as_str);
         let mut actions = self.actions.lock();
         let timed = actions.entry((name, outcome)).or_default();
@@ -52,7 +52,7 @@ impl Metrics {
     }
 
     /// All counters and gauges in Prometheus text format.
-    pub fn to_prometheus_text(&self, gauges: &Gauges) -> String {
+    pub(crate) fn to_prometheus_text(&self, gauges: &Gauges) -> String {
         let mut out = String::with_capacity(4096);
         let mut family = |name: &str, kind: &str, help: &str, rows: Vec<(String, f64)>| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");

@@ -10,11 +10,11 @@ use crate::{app::App, auth::Grant};
 
 /// Held by an open stream, poll or waiting message; marks its caller as present. Dropping it means that the caller
 /// disconnected.
-pub struct PresenceGuard(PresenceHold);
+pub(crate) struct PresenceGuard(PresenceHold);
 
 impl PresenceGuard {
     /// The key of a stateful MCP session's GET stream: it stands for every caller declared over that MCP session.
-    pub fn mcp_key(grant: Option<&Grant>, mcp_session: &str) -> PresenceKey {
+    pub(crate) fn mcp_key(grant: Option<&Grant>, mcp_session: &str) -> PresenceKey {
         PresenceKey {
             principal: grant.and_then(|g| g.token_id().cloned()),
             caller_id: None,
@@ -24,12 +24,12 @@ impl PresenceGuard {
     }
 
     /// Marks the callers of `key` as present by an open stream.
-    pub fn for_stream(app: &App, key: PresenceKey) -> Self {
+    pub(crate) fn for_stream(app: &App, key: PresenceKey) -> Self {
         PresenceGuard(app.sessions.hold_presence(key, HoldKind::Stream))
     }
 
     /// Marks a principal as present in one session by an open request or stateless stream.
-    pub fn for_request(
+    pub(crate) fn for_request(
         app: &App,
         grant: &Grant,
         session: &SessionId,
@@ -46,7 +46,7 @@ impl PresenceGuard {
     }
 
     /// The key of an event stream under `/api` whose query names its caller.
-    pub fn sse_key(grant: &Grant, session: &SessionId, caller: CallerId) -> PresenceKey {
+    pub(crate) fn sse_key(grant: &Grant, session: &SessionId, caller: CallerId) -> PresenceKey {
         PresenceKey {
             principal: grant.token_id().cloned(),
             caller_id: Some(caller),
@@ -56,7 +56,7 @@ impl PresenceGuard {
     }
 
     /// Releases the guard because Oubliette answered the request: the caller did not disconnect.
-    pub fn release_as_answered(self) {
+    pub(crate) fn release_as_answered(self) {
         self.0.answered();
     }
 }

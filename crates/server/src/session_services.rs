@@ -24,7 +24,7 @@ use crate::{
 
 /// Implements those traits for the server. It holds the server weakly, because the server owns the sessions and
 /// the sessions own this.
-pub struct SessionServices {
+pub(crate) struct SessionServices {
     app: Weak<App>,
     relay: RelayConnections,
     handoff: HandoffConnections,
@@ -32,7 +32,7 @@ pub struct SessionServices {
 
 impl SessionServices {
     /// For a server that is still being constructed.
-    pub fn new(app: Weak<App>) -> Arc<Self> {
+    pub(crate) fn new(app: Weak<App>) -> Arc<Self> {
         Arc::new(Self {
             relay: RelayConnections::new(app.clone()),
             handoff: HandoffConnections::new(app.clone()),

@@ -15,9 +15,10 @@ use oubliette_protocol::{
     ErrorCode, Result, Scope,
     Scope::{Admin, Read, Write},
 };
-use oubliette_server::{
+use oubliette_server::testing::{
+    TokenSpec,
     actions::{self, ActionOrigin},
-    auth::{TokenSpec, expose},
+    expose,
 };
 use serde_json::{Value, json};
 

@@ -14,7 +14,7 @@ use grant_rows::{
     GrantTargets, PERMISSION_TABLE, TokenBinding, rows_cover_every_action,
 };
 use oubliette_protocol::{ProjectId, Scope, SessionId};
-use oubliette_server::actions;
+use oubliette_server::testing::actions;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
@@ -305,7 +305,7 @@ async fn nothing_from_inside_widens_a_session_whatever_the_key() {
 async fn tokens_made_with_a_session_key_end_with_the_session() {
     build_sibling_programs();
     let mut fixture = NestedSessionFixture::new().await;
-    let mint = oubliette_server::auth::TokenSpec {
+    let mint = oubliette_server::testing::TokenSpec {
         name: "key".into(),
         scope: Scope::Admin,
         project: Some(fixture.project.clone()),
@@ -313,7 +313,7 @@ async fn tokens_made_with_a_session_key_end_with_the_session() {
         session: Some(fixture.child.clone()),
     };
     let (_, key) = fixture.server.app.auth.mint(mint).await.unwrap();
-    let key = oubliette_server::auth::expose(&key).to_owned();
+    let key = oubliette_server::testing::expose(&key).to_owned();
     let asked = json!({ "name": "n", "scope": "admin", "project_id": fixture.project });
     let made = fixture
         .relay

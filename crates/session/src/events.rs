@@ -10,9 +10,9 @@ use crate::{
 };
 
 /// The most events in one reply.
-pub const MAX_EVENTS: usize = 1_000;
+pub(crate) const MAX_EVENTS: usize = 1_000;
 /// The longest wait for the first event.
-pub const MAX_WAIT: Duration = Duration::from_millis(50_000);
+pub(crate) const MAX_WAIT: Duration = Duration::from_millis(50_000);
 
 impl Sessions {
     /// Returns the events after an index. With a wait, returns as soon as there is one.

@@ -22,22 +22,22 @@
 
 mod agent_plan;
 mod agent_process;
-pub mod callers;
+mod callers;
 mod children;
-pub mod config;
+mod config;
 mod debug;
 mod deferred_own_tools;
 mod environment;
-pub mod events;
+mod events;
 mod live;
-pub mod manager;
+mod manager;
 mod message;
-pub mod ports;
+mod ports;
 mod processes;
 mod recovery;
 mod relay_socket;
 mod reload;
-pub mod request;
+mod request;
 mod task;
 
 pub use callers::{CallerLoad, CallerRelay, HoldKind, PresenceHold, PresenceKey, RelayLimits};

@@ -77,7 +77,7 @@ impl ToolRules {
     }
 
     /// Decides whether a catalog tool may be called. `denied` wins over `allowed`.
-    pub fn judge_catalog_tool(&self, names: ToolNames<'_>) -> RuleVerdict {
+    pub(crate) fn judge_catalog_tool(&self, names: ToolNames<'_>) -> RuleVerdict {
         let every = names.canonical.into_iter().chain([names.plain]);
         let every = every.chain(names.aliases.iter().map(String::as_str));
         if let Some(pattern) = every

@@ -38,7 +38,7 @@ pub struct CallContext {
 impl CallContext {
     /// A copy with `cancel` in place of its cancellation token.
     #[must_use]
-    pub fn with_cancel(&self, cancel: CancellationToken) -> Self {
+    pub(crate) fn with_cancel(&self, cancel: CancellationToken) -> Self {
         Self {
             cancel,
             progress: self.progress.clone(),

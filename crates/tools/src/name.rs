@@ -36,7 +36,7 @@ pub fn plain(id: &CatalogId, tool: &str) -> String {
 }
 
 /// Splits a plain name at its first `_` into the id of a catalog entry or caller and the tool's name.
-pub fn split_owner(name: &str) -> Option<(&str, &str)> {
+pub(crate) fn split_owner(name: &str) -> Option<(&str, &str)> {
     name.split_once('_')
         .filter(|(owner, rest)| !owner.is_empty() && !rest.is_empty())
 }

@@ -101,7 +101,7 @@ impl Trust {
     ///
     /// Symlinks are resolved first, on both sides, so that a link inside a listed path cannot point out of
     /// it. A path that holds a forbidden one is as forbidden as one beneath it: mounting `/` shows `/proc`.
-    pub fn check_read_only(&self, path: &Path) -> Result<TrustedPath> {
+    pub(crate) fn check_read_only(&self, path: &Path) -> Result<TrustedPath> {
         let shown = quoted(&path.to_string_lossy());
         if !path.is_absolute() {
             return Err(Error::invalid(format!(
@@ -152,7 +152,7 @@ impl Trust {
     }
 
     /// Checks that a catalog entry may run on the host.
-    pub fn check_host_tool(&self, id: &CatalogId) -> Result<()> {
+    pub(crate) fn check_host_tool(&self, id: &CatalogId) -> Result<()> {
         match self.host_tools.contains(id) {
             true => Ok(()),
             false => Err(Error::permission_denied(format!(
@@ -173,7 +173,7 @@ impl Trust {
     }
 
     /// Checks that every `${env:NAME}` of a text may be read.
-    pub fn check_env_references(&self, text: &str) -> Result<()> {
+    pub(crate) fn check_env_references(&self, text: &str) -> Result<()> {
         split_references(text).try_for_each(|piece| match piece? {
             TextPiece::Plain(_) => Ok(()),
             TextPiece::Variable(name) => self.check_env_name(name),
@@ -260,7 +260,7 @@ impl Trust {
     }
 
     /// Adds every value that a catalog entry reads from the environment to `secrets`.
-    pub fn gather_secrets(&self, tool: &ToolDefinition, env: &dyn Environment, secrets: &Secrets) {
+    pub(crate) fn gather_secrets(&self, tool: &ToolDefinition, env: &dyn Environment, secrets: &Secrets) {
         let ToolDefinition::Mcp(server) = tool else { return };
         let texts: Vec<&String> = match &server.transport {
             Transport::Stdio(stdio) => stdio.env.values().chain(&stdio.args).collect(),

@@ -13,7 +13,7 @@ use super::{ActionCall, Effect, StateOwner, ActionHandler, input, output};
 /// `agent_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AgentList {
+pub(crate) struct AgentList {
     /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
@@ -25,7 +25,7 @@ pub struct AgentList {
 /// `agent_get`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AgentGet {
+pub(crate) struct AgentGet {
     /// Slug of the agent, for example "assistant".
     pub slug: Slug,
 }
@@ -33,7 +33,7 @@ pub struct AgentGet {
 /// `agent_put`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AgentPut {
+pub(crate) struct AgentPut {
     /// Slug of the agent to create or replace: 1 to 32 of a-z, 0-9 and -, not starting with -.
     pub slug: Slug,
     /// The whole agent.json, at most 1 MiB. Required: name, prompt. Optional: description, model, runtime,
@@ -49,7 +49,7 @@ pub struct AgentPut {
 /// `agent_delete`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AgentDelete {
+pub(crate) struct AgentDelete {
     /// Slug of the agent to delete, with all its files.
     pub slug: Slug,
 }

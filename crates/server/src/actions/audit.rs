@@ -11,7 +11,7 @@ use super::{ActionCall, Effect, ActionHandler, input, output};
 /// `audit_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AuditList {
+pub(crate) struct AuditList {
     /// Only entries of this action, for example "project_create". Absent: all.
     #[serde(default)]
     pub action: Option<String>,

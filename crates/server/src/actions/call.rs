@@ -82,7 +82,7 @@ impl ActionOrigin {
 }
 
 /// What the handler of an action gets besides its arguments.
-pub struct ActionCall<'a> {
+pub(crate) struct ActionCall<'a> {
     /// The server's shared state.
     pub app: &'a Arc<App>,
     /// The checked permission of the token behind the call.
@@ -123,12 +123,12 @@ impl<'a> ActionCall<'a> {
     }
 
     /// Sets the project to name in the audit entry; the first one set stays.
-    pub fn note_project(&self, project: &ProjectId) {
+    pub(crate) fn note_project(&self, project: &ProjectId) {
         let _ = self.project.set(project.clone());
     }
 
     /// Reads a project; `not_found` if the grant cannot see it.
-    pub async fn project(&self, id: &ProjectId) -> Result<ProjectRow> {
+    pub(crate) async fn project(&self, id: &ProjectId) -> Result<ProjectRow> {
         self.grant.require_project(id)?;
         let row = self.app.store.project_get(id).await?;
         let row = row.ok_or_else(|| Error::not_found(format!("there is no project {id}")))?;
@@ -137,7 +137,7 @@ impl<'a> ActionCall<'a> {
     }
 
     /// The only project the grant can see, for calls that name none; an error if there are several.
-    pub async fn only_project(&self) -> Result<ProjectRow> {
+    pub(crate) async fn only_project(&self) -> Result<ProjectRow> {
         let filter = ProjectFilter {
             project: self.grant.project().cloned(),
             ..ProjectFilter::default()
@@ -159,7 +159,7 @@ impl<'a> ActionCall<'a> {
     }
 
     /// Reads a workspace; `not_found` if the grant cannot see its project.
-    pub async fn workspace(&self, id: &WorkspaceId) -> Result<WorkspaceRow> {
+    pub(crate) async fn workspace(&self, id: &WorkspaceId) -> Result<WorkspaceRow> {
         let missing = || Error::not_found(format!("there is no workspace {id}"));
         let row = self.app.store.workspace_get(id).await?.ok_or_else(missing)?;
         if !self.grant.principal().sees(&row.project_id) {

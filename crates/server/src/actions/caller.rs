@@ -12,7 +12,7 @@ use super::{ActionCall, Effect, ActionHandler};
 /// `caller_tool_response`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CallerToolResponse {
+pub(crate) struct CallerToolResponse {
     /// Id of the session whose agent called the tool (`gogol_…`): session_id of the caller_tool_request event.
     pub session_id: SessionId,
     /// request_id of the caller_tool_request event (a UUID).

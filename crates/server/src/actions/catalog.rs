@@ -13,7 +13,7 @@ use super::{ActionCall, Effect, StateOwner, ActionHandler, input, output};
 /// `catalog_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CatalogList {
+pub(crate) struct CatalogList {
     /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
@@ -25,7 +25,7 @@ pub struct CatalogList {
 /// `catalog_get`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CatalogGet {
+pub(crate) struct CatalogGet {
     /// Id of the catalog entry, for example "files".
     pub id: CatalogId,
 }
@@ -33,7 +33,7 @@ pub struct CatalogGet {
 /// `catalog_put`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CatalogPut {
+pub(crate) struct CatalogPut {
     /// Id of the entry to create or replace: 1 to 32 of a-z, 0-9 and -, not starting with -.
     pub id: CatalogId,
     /// The whole tool.json, at most 1 MiB; its `id` may be left out. Required: kind ("mcp" with transport, or
@@ -45,7 +45,7 @@ pub struct CatalogPut {
 /// `catalog_delete`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CatalogDelete {
+pub(crate) struct CatalogDelete {
     /// Id of the catalog entry to delete.
     pub id: CatalogId,
 }

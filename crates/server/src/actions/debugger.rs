@@ -13,7 +13,7 @@ use super::{ActionCall, Effect, ActionHandler};
 /// `debugger_events`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct DebuggerEvents {
+pub(crate) struct DebuggerEvents {
     /// Only events of this session (`gogol_…`). Absent: of all your token can see.
     #[serde(default)]
     pub session_id: Option<SessionId>,

@@ -59,7 +59,7 @@ pub enum StateOwner {
 }
 
 /// An action: a struct whose fields are its arguments.
-pub trait ActionHandler: DeserializeOwned + JsonSchema + Send + 'static {
+pub(crate) trait ActionHandler: DeserializeOwned + JsonSchema + Send + 'static {
     /// Name of the action and of its MCP tool.
     const NAME: &'static str;
     /// What it does, for people and models.
@@ -125,7 +125,7 @@ fn generate_schema<T: JsonSchema>() -> JsonObject {
 }
 
 /// Parses an action's arguments; the error names an unknown or wrong field.
-pub fn parse_arguments<T: DeserializeOwned>(arguments: JsonObject) -> Result<T> {
+pub(crate) fn parse_arguments<T: DeserializeOwned>(arguments: JsonObject) -> Result<T> {
     oubliette_protocol::strict::from_value(Value::Object(arguments)).map_err(|error| {
         let at = match error.field.as_str() {
             "" => String::new(),

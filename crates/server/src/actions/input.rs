@@ -6,21 +6,21 @@ use oubliette_store::PageRequest;
 use serde::{Deserialize, Deserializer};
 
 /// Maximum length of a display name, in characters.
-pub const MAX_NAME_CHARS: usize = 200;
+pub(crate) const MAX_NAME_CHARS: usize = 200;
 /// Maximum length of a description, in characters.
-pub const MAX_DESCRIPTION_CHARS: usize = 10_000;
+pub(crate) const MAX_DESCRIPTION_CHARS: usize = 10_000;
 /// Maximum number of variables in one environment.
-pub const MAX_ENV_VARS: usize = 256;
+pub(crate) const MAX_ENV_VARS: usize = 256;
 /// Maximum length of a variable's value, in bytes.
-pub const MAX_ENV_VALUE_BYTES: usize = 64 * 1024;
+pub(crate) const MAX_ENV_VALUE_BYTES: usize = 64 * 1024;
 /// Text that answers show instead of a secret value.
-pub const MASK: &str = "***";
+pub(crate) const MASK: &str = "***";
 
 /// Maximum page size of lists that are kept in memory; the store has its own.
 const MAX_ROWS: u32 = 1000;
 
 /// Deserializes a field for which null means "remove": absent is `None`, null is `Some(None)`.
-pub fn nullable<'de, T, D>(field: D) -> std::result::Result<Option<Option<T>>, D::Error>
+pub(crate) fn nullable<'de, T, D>(field: D) -> std::result::Result<Option<Option<T>>, D::Error>
 where
     T: Deserialize<'de>,
     D: Deserializer<'de>,
@@ -29,12 +29,12 @@ where
 }
 
 /// The page of a list that the arguments ask for.
-pub fn page_request(limit: Option<u32>, cursor: Option<String>) -> PageRequest {
+pub(crate) fn page_request(limit: Option<u32>, cursor: Option<String>) -> PageRequest {
     PageRequest { limit, cursor }
 }
 
 /// One page of a list in memory that is sorted by key: the items after `cursor`, and the cursor of the next page.
-pub fn page_of_sorted<'a, T: 'a>(
+pub(crate) fn page_of_sorted<'a, T: 'a>(
     items: impl Iterator<Item = (&'a str, T)>,
     limit: Option<u32>,
     cursor: Option<&str>,
@@ -56,7 +56,7 @@ pub fn page_of_sorted<'a, T: 'a>(
 }
 
 /// Checks a display name and trims it: one line of 1 to [`MAX_NAME_CHARS`] characters.
-pub fn check_name(field: &str, text: &str) -> Result<String> {
+pub(crate) fn check_name(field: &str, text: &str) -> Result<String> {
     let text = text.trim();
     if text.is_empty() {
         return Err(Error::invalid(format!("{field} must not be empty")));
@@ -76,7 +76,7 @@ pub fn check_name(field: &str, text: &str) -> Result<String> {
 }
 
 /// Checks a description: at most [`MAX_DESCRIPTION_CHARS`] characters, without NUL.
-pub fn check_description(text: &str) -> Result<String> {
+pub(crate) fn check_description(text: &str) -> Result<String> {
     match text.chars().count() > MAX_DESCRIPTION_CHARS || text.contains('\0') {
         true => Err(Error::invalid(format!(
             "description must be at most {MAX_DESCRIPTION_CHARS} characters, without NUL"
@@ -86,7 +86,7 @@ pub fn check_description(text: &str) -> Result<String> {
 }
 
 /// Checks an environment. A value of [`MASK`] is replaced by the one `before` has under that name.
-pub fn check_env(
+pub(crate) fn check_env(
     given: IndexMap<String, String>,
     before: &IndexMap<String, String>,
 ) -> Result<IndexMap<String, String>> {

@@ -10,7 +10,7 @@ use super::{Action, project};
 use crate::app::App;
 
 /// Refuses an action that would widen what the session, or anything it starts, may do.
-pub async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()> {
+pub(crate) async fn check(app: &App, session: &SessionId, action: &Action) -> Result<()> {
     match action {
         Action::ProjectCreate(new) => {
             check_sandbox(new.sandbox.as_ref())?;
@@ -225,14 +225,14 @@ async fn check_not_ancestor(app: &App, session: &SessionId, target: &SessionId, 
 
 /// The agents and catalog entries that a session and its ancestors use.
 #[derive(Debug, Default)]
-pub struct UsedDefinitions {
+pub(crate) struct UsedDefinitions {
     agents: HashSet<Slug>,
     tools: HashSet<CatalogId>,
 }
 
 impl UsedDefinitions {
     /// Collects them from the session up to its root.
-    pub async fn used_by(app: &App, session: &SessionId) -> Result<Self> {
+    pub(crate) async fn used_by(app: &App, session: &SessionId) -> Result<Self> {
         let mut used = Self::default();
         let mut next = Some(session.clone());
         while let Some(id) = next {

@@ -10,11 +10,11 @@
 //! - [`input`], [`output`]: checks of arguments, and result objects, that several actions share.
 //! - `project`, `workspace`, `session` and so on: the actions, one file for each noun.
 
-pub mod call;
-pub mod definition;
-pub mod input;
-pub mod inside;
-pub mod output;
+pub(crate) mod call;
+pub(crate) mod definition;
+pub(crate) mod input;
+pub(crate) mod inside;
+pub(crate) mod output;
 
 use std::{
     borrow::Cow,
@@ -25,19 +25,20 @@ use oubliette_protocol::{Error, JsonObject, Result, tool::ToolSpec};
 use oubliette_store::AuditEntry;
 use serde_json::Value;
 
-pub use call::{ActionCall, ActionOrigin, EventSink, InsideCall, OutsideCall};
-pub use definition::{ActionDefinition, ActionHandler, Effect, StateOwner};
+pub use call::ActionOrigin;
+pub(crate) use call::{ActionCall, EventSink, InsideCall, OutsideCall};
+pub(crate) use definition::{ActionDefinition, ActionHandler, Effect, StateOwner};
 
 use crate::{app::App, auth::Grant};
 
 macro_rules! actions {
     ($($module:ident: $($action:ident),+;)+) => {
-        $(pub mod $module;)+
+        $(pub(crate) mod $module;)+
 
         /// An action with its parsed arguments.
         #[allow(clippy::large_enum_variant, reason = "made and moved once for each call")]
         #[allow(missing_docs, reason = "each variant holds the struct of the same name")]
-        pub enum Action { $($($action($module::$action),)+)+ }
+        pub(crate) enum Action { $($($action($module::$action),)+)+ }
 
         impl Action {
             /// Parses the arguments of the action with this name.
@@ -81,12 +82,12 @@ actions! {
 }
 
 /// The definition of the action with this name.
-pub fn find(name: &str) -> Option<&'static ActionDefinition> {
+pub(crate) fn find(name: &str) -> Option<&'static ActionDefinition> {
     all().iter().find(|d| d.name == name)
 }
 
 /// `not_found` error for an action name that does not exist.
-pub fn unknown_action(name: &str) -> Error {
+pub(crate) fn unknown_action(name: &str) -> Error {
     Error::not_found(format!(
         "there is no tool {}",
         oubliette_protocol::id::quoted(name)
@@ -94,7 +95,7 @@ pub fn unknown_action(name: &str) -> Error {
 }
 
 /// Checks that a grant's scope and project binding allow an action. The handler checks the target.
-pub fn check_grant(grant: &Grant, definition: &ActionDefinition) -> Result<()> {
+pub(crate) fn check_grant(grant: &Grant, definition: &ActionDefinition) -> Result<()> {
     grant.require(definition.scope, definition.name)?;
     match (definition.state_owner, definition.effect.changes()) {
         (StateOwner::Server, true) => grant.require_unbound(definition.name),
@@ -110,12 +111,12 @@ pub fn visible(grant: &Grant) -> impl Iterator<Item = &'static ActionDefinition>
 }
 
 /// The [`visible`] actions as tools, for the relay socket.
-pub fn tool_specs(grant: &Grant) -> Vec<ToolSpec> {
+pub(crate) fn tool_specs(grant: &Grant) -> Vec<ToolSpec> {
     visible(grant).map(tool_spec).collect()
 }
 
 /// An action as a tool for a model.
-pub fn tool_spec(definition: &ActionDefinition) -> ToolSpec {
+pub(crate) fn tool_spec(definition: &ActionDefinition) -> ToolSpec {
     ToolSpec {
         name: definition.name.into(),
         description: definition.description.into(),
@@ -191,7 +192,9 @@ fn audit_entry(
 }
 
 /// Runs blocking work, such as disk access, on tokio's blocking threads.
-pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(Error::internal)?
 }
 

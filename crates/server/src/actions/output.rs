@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::input::MASK;
 
 /// An environment with every value masked.
-pub fn mask_values(env: &IndexMap<String, String>) -> Value {
+pub(crate) fn mask_values(env: &IndexMap<String, String>) -> Value {
     env.keys()
         .map(|name| (name.clone(), Value::from(MASK)))
         .collect::<JsonObject>()
@@ -16,7 +16,7 @@ pub fn mask_values(env: &IndexMap<String, String>) -> Value {
 }
 
 /// A project as JSON.
-pub fn project(row: &ProjectRow) -> Value {
+pub(crate) fn project(row: &ProjectRow) -> Value {
     let mut object = json!({
         "project_id": row.project_id,
         "name": row.name,
@@ -38,7 +38,7 @@ pub fn project(row: &ProjectRow) -> Value {
 }
 
 /// A workspace as JSON.
-pub fn workspace(row: &WorkspaceRow, default: &WorkspaceId) -> Value {
+pub(crate) fn workspace(row: &WorkspaceRow, default: &WorkspaceId) -> Value {
     let mut object = json!({
         "workspace_id": row.workspace_id,
         "project_id": row.project_id,
@@ -54,7 +54,7 @@ pub fn workspace(row: &WorkspaceRow, default: &WorkspaceId) -> Value {
 }
 
 /// A token's row as JSON; the token itself is not stored and not shown.
-pub fn token(row: &TokenRow) -> Value {
+pub(crate) fn token(row: &TokenRow) -> Value {
     let mut object = json!({
         "token_id": row.token_id,
         "name": row.name,
@@ -76,7 +76,7 @@ pub fn token(row: &TokenRow) -> Value {
 }
 
 /// An audit entry as JSON.
-pub fn audit(row: &AuditRow) -> Value {
+pub(crate) fn audit(row: &AuditRow) -> Value {
     let entry = &row.entry;
     let mut object =
         json!({ "index": row.index, "ts": row.ts, "action": entry.action, "outcome": entry.outcome });
@@ -95,7 +95,7 @@ pub fn audit(row: &AuditRow) -> Value {
 }
 
 /// A page of rows as `{<field>: [...], next_cursor?}`, each row turned into JSON by `to_json`.
-pub fn list_page<T>(field: &str, page: &ListPage<T>, to_json: impl Fn(&T) -> Value) -> Value {
+pub(crate) fn list_page<T>(field: &str, page: &ListPage<T>, to_json: impl Fn(&T) -> Value) -> Value {
     list_items(
         field,
         page.items.iter().map(to_json).collect(),
@@ -104,7 +104,7 @@ pub fn list_page<T>(field: &str, page: &ListPage<T>, to_json: impl Fn(&T) -> Val
 }
 
 /// A page of JSON items as `{<field>: [...], next_cursor?}`.
-pub fn list_items(field: &str, items: Vec<Value>, next_cursor: Option<String>) -> Value {
+pub(crate) fn list_items(field: &str, items: Vec<Value>, next_cursor: Option<String>) -> Value {
     let mut object = JsonObject::new();
     object.insert(field.into(), items.into());
     if let Some(cursor) = next_cursor {
@@ -115,7 +115,7 @@ pub fn list_items(field: &str, items: Vec<Value>, next_cursor: Option<String>) -
 
 /// A definition with the values of its `env` and `headers` masked, at any depth. A value that only refers to the
 /// server's environment (`${env:NAME}`) is no secret and stays readable.
-pub fn mask_definition(mut definition: Value) -> Value {
+pub(crate) fn mask_definition(mut definition: Value) -> Value {
     mask_in_place(&mut definition);
     definition
 }
@@ -150,7 +150,7 @@ fn is_env_reference(value: &Value) -> bool {
 }
 
 /// Replaces the masked values of a definition by those of the definition before it.
-pub fn restore_masked(given: &mut Value, before: &Value) {
+pub(crate) fn restore_masked(given: &mut Value, before: &Value) {
     let (Value::Object(given), Value::Object(before)) = (given, before) else {
         return;
     };

@@ -15,7 +15,7 @@ use crate::{app::App, config::ServerConfig, workspace};
 /// Sandbox settings of a project: what its sessions may use of the machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ProjectSandbox {
+pub(crate) struct ProjectSandbox {
     /// Sandbox driver. Must be the one this server is configured with (`driver` of server_info). Needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
@@ -48,7 +48,7 @@ pub struct ProjectSandbox {
 /// Limits on the number of a project's sessions.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ProjectLimits {
+pub(crate) struct ProjectLimits {
     /// Maximum depth of sessions started by sessions: 0 allows no child sessions, 1 children, 2 children of children.
     /// Default: the server's (`limits` of server_info); more needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,7 +62,7 @@ pub struct ProjectLimits {
 /// The API key that the server creates for each session of a project, so that its agent can use Oubliette's own tools.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionKeySettings {
+pub(crate) struct SessionKeySettings {
     /// Scope of the key: "read", "write" or "admin". Not above the scope of the token that sets it.
     pub scope: Scope,
 }
@@ -70,7 +70,7 @@ pub struct SessionKeySettings {
 /// `project_create`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ProjectCreate {
+pub(crate) struct ProjectCreate {
     /// Display name: one line of 1 to 200 characters. Need not be unique.
     pub name: String,
     /// What the project is for, at most 10000 characters. Default: empty.
@@ -99,7 +99,7 @@ pub struct ProjectCreate {
 /// `project_update`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ProjectUpdate {
+pub(crate) struct ProjectUpdate {
     /// Id of the project to change (`proj_…`).
     pub project_id: ProjectId,
     /// New display name: one line of 1 to 200 characters. Absent: unchanged.
@@ -131,7 +131,7 @@ pub struct ProjectUpdate {
 /// `project_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ProjectList {
+pub(crate) struct ProjectList {
     /// Only projects whose name contains this text, upper and lower case alike; at most 1000 bytes. Absent: all.
     #[serde(default)]
     pub name_contains: Option<String>,
@@ -146,7 +146,7 @@ pub struct ProjectList {
 /// `project_get`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ProjectGet {
+pub(crate) struct ProjectGet {
     /// Id of the project (`proj_…`).
     pub project_id: ProjectId,
 }
@@ -154,7 +154,7 @@ pub struct ProjectGet {
 /// `project_delete`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ProjectDelete {
+pub(crate) struct ProjectDelete {
     /// Id of the project to delete (`proj_…`).
     pub project_id: ProjectId,
 }
@@ -204,7 +204,7 @@ impl ActionHandler for ProjectCreate {
 
 /// Creates a project and its default workspace. The folder is made before the rows, so that no row names a folder
 /// that does not exist.
-pub async fn create(app: &App, row: &ProjectRow) -> Result<()> {
+pub(crate) async fn create(app: &App, row: &ProjectRow) -> Result<()> {
     let workspace = WorkspaceRow {
         workspace_id: row.default_workspace.clone(),
         project_id: row.project_id.clone(),

@@ -10,12 +10,12 @@ use super::{ActionCall, Effect, StateOwner, ActionHandler};
 /// `server_info`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ServerInfo {}
+pub(crate) struct ServerInfo {}
 
 /// `doctor`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Doctor {}
+pub(crate) struct Doctor {}
 
 impl ActionHandler for ServerInfo {
     const NAME: &'static str = "server_info";

@@ -20,7 +20,7 @@ use crate::presence::PresenceGuard;
 /// `session_message`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionMessage {
+pub(crate) struct SessionMessage {
     /// Text of the message to the agent, not blank, at most 4 MiB.
     pub message: String,
     /// Id of the project to start the session in (`proj_…`). Default: the only project your token can see; an error
@@ -52,7 +52,7 @@ pub struct SessionMessage {
 /// `session_cancel`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionCancel {
+pub(crate) struct SessionCancel {
     /// Id of the session whose running turn to cancel (`gogol_…`).
     pub session_id: SessionId,
 }
@@ -60,7 +60,7 @@ pub struct SessionCancel {
 /// `session_end`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionEnd {
+pub(crate) struct SessionEnd {
     /// Id of the session to end (`gogol_…`).
     pub session_id: SessionId,
 }
@@ -68,7 +68,7 @@ pub struct SessionEnd {
 /// `session_get`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionGet {
+pub(crate) struct SessionGet {
     /// Id of the session (`gogol_…`).
     pub session_id: SessionId,
 }
@@ -76,7 +76,7 @@ pub struct SessionGet {
 /// `session_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionList {
+pub(crate) struct SessionList {
     /// Only sessions of this project (`proj_…`). Absent: of all your token can see.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
@@ -94,7 +94,7 @@ pub struct SessionList {
 /// `session_events`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionEvents {
+pub(crate) struct SessionEvents {
     /// Id of the session (`gogol_…`).
     pub session_id: SessionId,
     /// Return events after this index, not the one at it: pass last_index of the previous answer. Default: -1, from
@@ -116,7 +116,7 @@ pub struct SessionEvents {
 /// `session_switch_agent`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SessionSwitchAgent {
+pub(crate) struct SessionSwitchAgent {
     /// Id of the session (`gogol_…`).
     pub session_id: SessionId,
     /// Slug of the agent to switch to, for example "assistant".

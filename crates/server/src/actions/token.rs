@@ -14,7 +14,7 @@ use crate::auth::{TokenSpec, expose};
 /// `token_create`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TokenCreate {
+pub(crate) struct TokenCreate {
     /// Display name: one line of 1 to 200 characters. Need not be unique.
     pub name: String,
     /// Scope of the token: "read", "write" or "admin". Not above your own.
@@ -32,7 +32,7 @@ pub struct TokenCreate {
 /// `token_list`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TokenList {
+pub(crate) struct TokenList {
     /// Only tokens bound to this project (`proj_…`). Absent: all your token can see.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
@@ -47,7 +47,7 @@ pub struct TokenList {
 /// `token_revoke`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TokenRevoke {
+pub(crate) struct TokenRevoke {
     /// Id of the token to revoke (`tok_…`), not the token itself.
     pub token_id: TokenId,
 }

@@ -13,7 +13,7 @@ use super::{ActionCall, Effect, ActionHandler};
 /// `tool_list`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ToolListing {
+pub(crate) struct ToolListing {
     /// Id of the session whose tools and tool servers to list (`gogol_…`). Give this or agent, not both.
     #[serde(default)]
     pub session_id: Option<SessionId>,
@@ -26,7 +26,7 @@ pub struct ToolListing {
 /// `tool_call`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ToolCall {
+pub(crate) struct ToolCall {
     /// Id of the session whose tool to call (`gogol_…`).
     pub session_id: SessionId,
     /// Any name of the tool: the one its agent sees, an alias, or the canonical name such as "@files/read_file".
@@ -40,7 +40,7 @@ pub struct ToolCall {
 /// `tool_server_restart`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ToolServerRestart {
+pub(crate) struct ToolServerRestart {
     /// Id of the session whose tool server to restart (`gogol_…`).
     pub session_id: SessionId,
     /// Catalog id of the tool server, for example "files".

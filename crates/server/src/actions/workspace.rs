@@ -15,7 +15,7 @@ use crate::workspace::{self, git};
 /// The git repository a workspace's first files come from.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WorkspaceSource {
+pub(crate) struct WorkspaceSource {
     /// Git URL to clone, at most 2000 characters: `https://`, `http://`, `ssh://` or `git://`, for example
     /// `https://github.com/owner/repo.git`. A path on the server's machine only beneath one of `[trust] read_only`.
     pub git: String,
@@ -27,7 +27,7 @@ pub struct WorkspaceSource {
 /// `workspace_create`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WorkspaceCreate {
+pub(crate) struct WorkspaceCreate {
     /// Id of the project to create the workspace in (`proj_…`).
     pub project_id: ProjectId,
     /// Display name: one line of 1 to 200 characters. Default: "workspace".
@@ -45,7 +45,7 @@ pub struct WorkspaceCreate {
 /// `workspace_list`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WorkspaceList {
+pub(crate) struct WorkspaceList {
     /// Id of the project whose workspaces to list. Default: the only project your token can see; an error if there
     /// are several.
     #[serde(default)]
@@ -61,7 +61,7 @@ pub struct WorkspaceList {
 /// `workspace_delete`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WorkspaceDelete {
+pub(crate) struct WorkspaceDelete {
     /// Id of the workspace to delete (a UUID). Not a project's default one, nor one an active session works in.
     pub workspace_id: WorkspaceId,
 }
@@ -69,7 +69,7 @@ pub struct WorkspaceDelete {
 /// `workspace_diff`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WorkspaceDiff {
+pub(crate) struct WorkspaceDiff {
     /// Id of the workspace (a UUID).
     pub workspace_id: WorkspaceId,
 }

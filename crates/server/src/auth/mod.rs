@@ -8,8 +8,8 @@
 //! - [`rate_limit`]: token buckets for requests and failed logins.
 
 mod grant;
-pub mod rate_limit;
-pub mod secret;
+pub(crate) mod rate_limit;
+pub(crate) mod secret;
 
 use std::{
     net::IpAddr,
@@ -23,7 +23,7 @@ use oubliette_store::{NewToken, Store, TokenRow};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::watch;
 
-pub use grant::{CredentialKind, Grant};
+pub(crate) use grant::{CredentialKind, Grant};
 use rate_limit::RateLimiter;
 
 /// How long a login cookie is valid.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 /// One token bucket for each key. A bucket starts full; one that is full again may be removed.
 #[derive(Debug)]
-pub struct RateLimiter<K> {
+pub(crate) struct RateLimiter<K> {
     per_second: f64,
     burst: f64,
     levels: Mutex<HashMap<K, BucketLevel>>,
@@ -28,7 +28,7 @@ const SWEEP_AT: usize = 4096;
 
 impl<K: Hash + Eq + Clone> RateLimiter<K> {
     /// Allows `burst` at once, and `per_second` in the long run.
-    pub fn new(per_second: f64, burst: f64) -> Self {
+    pub(crate) fn new(per_second: f64, burst: f64) -> Self {
         Self {
             per_second,
             burst,
@@ -37,7 +37,7 @@ impl<K: Hash + Eq + Clone> RateLimiter<K> {
     }
 
     /// Takes one unit of a key's bucket; the error is how long until one is available.
-    pub fn take(&self, key: &K, now: Instant) -> Result<(), Duration> {
+    pub(crate) fn take(&self, key: &K, now: Instant) -> Result<(), Duration> {
         let mut levels = self.levels.lock();
         if levels.len() >= SWEEP_AT && !levels.contains_key(key) {
             let (rate, burst) = (self.per_second, self.burst);
@@ -64,7 +64,7 @@ impl<K: Hash + Eq + Clone> RateLimiter<K> {
     }
 
     /// Like [`take`](Self::take), but takes nothing.
-    pub fn check(&self, key: &K, now: Instant) -> Result<(), Duration> {
+    pub(crate) fn check(&self, key: &K, now: Instant) -> Result<(), Duration> {
         let levels = self.levels.lock();
         let Some(level) = levels.get(key) else {
             return Ok(());

@@ -6,11 +6,11 @@ use secrecy::SecretString;
 use sha2::{Digest as _, Sha256};
 
 /// The prefix of every token.
-pub const TOKEN_PREFIX: &str = "oub_";
+pub(crate) const TOKEN_PREFIX: &str = "oub_";
 const SECRET_BYTES: usize = 32;
 
 /// The SHA-256 hash of a secret: all that is stored of it.
-pub type SecretHash = [u8; 32];
+pub(crate) type SecretHash = [u8; 32];
 
 /// 256 random bits as text, and their hash.
 fn random_secret(prefix: &str) -> (SecretString, SecretHash) {
@@ -22,22 +22,22 @@ fn random_secret(prefix: &str) -> (SecretString, SecretHash) {
 }
 
 /// A new token and its hash.
-pub fn new_token() -> (SecretString, SecretHash) {
+pub(crate) fn new_token() -> (SecretString, SecretHash) {
     random_secret(TOKEN_PREFIX)
 }
 
 /// A new login cookie and its hash.
-pub fn new_cookie() -> (SecretString, SecretHash) {
+pub(crate) fn new_cookie() -> (SecretString, SecretHash) {
     random_secret("")
 }
 
 /// Hashes a token or cookie. No salt or slow hash is needed: the text holds 256 random bits.
-pub fn hash(text: &str) -> SecretHash {
+pub(crate) fn hash(text: &str) -> SecretHash {
     Sha256::digest(text.as_bytes()).into()
 }
 
 /// Whether a text has the form of a token.
-pub fn looks_like_token(text: &str) -> bool {
+pub(crate) fn looks_like_token(text: &str) -> bool {
     let Some(rest) = text.strip_prefix(TOKEN_PREFIX) else {
         return false;
     };

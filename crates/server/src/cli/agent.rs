@@ -18,7 +18,7 @@ use super::{
 
 /// List, show, write and delete agents: agents/<slug>/agent.json in the home.
 #[derive(Debug, clap::Subcommand)]
-pub enum AgentCommand {
+pub(crate) enum AgentCommand {
     /// List agents.
     List {
         /// List at most this many, 1 to 1000 (default: all).
@@ -71,7 +71,7 @@ pub enum AgentCommand {
 }
 
 /// Runs `oubliette agent`.
-pub async fn run(command: AgentCommand, context: CommandContext) -> Result<()> {
+pub(crate) async fn run(command: AgentCommand, context: CommandContext) -> Result<()> {
     let client = ActionClient::connect(&context.home).await?;
     let done = execute(command, &context, &client).await;
     client.close().await;
@@ -148,7 +148,7 @@ async fn execute(command: AgentCommand, context: &CommandContext, client: &Actio
 }
 
 /// Formats the answer of `agent_list` as a table; agents with a broken edit show its error.
-pub fn format_agents(list: &Value) -> String {
+pub(crate) fn format_agents(list: &Value) -> String {
     let mut agents = list["agents"].as_array().cloned().unwrap_or_default();
     for agent in &mut agents {
         let runtime = &agent["definition"]["runtime"];

@@ -13,7 +13,7 @@ use super::{
 /// Arguments of `oubliette audit`, which lists with or without the word `list`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct AuditArgs {
+pub(crate) struct AuditArgs {
     #[command(subcommand)]
     list: Option<AuditCommand>,
     #[command(flatten)]
@@ -54,7 +54,7 @@ struct AuditFilterArgs {
 }
 
 /// Runs `oubliette audit`.
-pub async fn run(command: AuditArgs, context: CommandContext) -> Result<()> {
+pub(crate) async fn run(command: AuditArgs, context: CommandContext) -> Result<()> {
     let client = ActionClient::connect(&context.home).await?;
     let filter = match command.list {
         Some(AuditCommand::List(filter)) => filter,

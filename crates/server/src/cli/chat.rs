@@ -38,7 +38,7 @@ const HELP: &str = "\
     after_help = "Commands while you chat: /switch AGENT, /agents, /tools, /cancel, /end, /help.\n\
     Lines may also come from a pipe: printf 'Hello\\n/tools\\n/end\\n' | oubliette chat --agent demo"
 )]
-pub struct ChatArgs {
+pub(crate) struct ChatArgs {
     /// The agent (default: the project's).
     #[arg(long, short)]
     agent: Option<String>,
@@ -78,7 +78,7 @@ enum ChatStep {
 }
 
 /// Runs `oubliette chat`.
-pub async fn run(args: ChatArgs, context: CommandContext) -> Result<CommandOutcome> {
+pub(crate) async fn run(args: ChatArgs, context: CommandContext) -> Result<CommandOutcome> {
     let client = ActionClient::connect_running(&context.home).await?;
     let interrupts = InterruptSignal::listen()?;
     let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();

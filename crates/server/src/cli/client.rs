@@ -143,7 +143,7 @@ impl ActionClient {
 }
 
 /// Whether a server runs for this home.
-pub async fn is_running(home: &HomeDir) -> bool {
+pub(crate) async fn is_running(home: &HomeDir) -> bool {
     UnixStream::connect(home.control_socket()).await.is_ok()
 }
 
@@ -203,7 +203,7 @@ async fn post_action(socket: &Path, name: &str, arguments: &JsonObject) -> Resul
 }
 
 /// Sends one request over the control socket and reads the whole response.
-pub async fn send_request(
+pub(crate) async fn send_request(
     socket: &Path,
     request: http::Request<Full<Bytes>>,
 ) -> Result<(http::StatusCode, Bytes)> {

@@ -17,13 +17,13 @@ use super::{
     oubliette completions zsh > ~/.zfunc/_oubliette\n  \
     oubliette completions fish > ~/.config/fish/completions/oubliette.fish"
 )]
-pub struct CompletionsArgs {
+pub(crate) struct CompletionsArgs {
     /// The shell that will load the script.
     shell: Shell,
 }
 
 /// Prints the script.
-pub fn run(args: &CompletionsArgs, context: &CommandContext) -> Result<CommandOutcome> {
+pub(crate) fn run(args: &CompletionsArgs, context: &CommandContext) -> Result<CommandOutcome> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut CommandLine::command(), "oubliette", &mut script);
     let script = String::from_utf8_lossy(&script);

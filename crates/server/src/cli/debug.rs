@@ -29,7 +29,7 @@ const SWITCH_KINDS: [&str; 14] = [
 ];
 
 /// Which debugger events to show.
-pub struct DebugFollow {
+pub(crate) struct DebugFollow {
     /// The session's id.
     pub session: String,
     /// Index of the last event not to show; advanced as events are shown.
@@ -41,7 +41,11 @@ pub struct DebugFollow {
 }
 
 /// Prints a session's debugger events; with `live`, until the session ends or stdout is closed.
-pub async fn follow(client: &ActionClient, mut following: DebugFollow, output: OutputFormat) -> Result<()> {
+pub(crate) async fn follow(
+    client: &ActionClient,
+    mut following: DebugFollow,
+    output: OutputFormat,
+) -> Result<()> {
     let odd = |kind: &&String| kind.is_empty() || !kind.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     if let Some(kind) = following.kinds.iter().flatten().find(odd) {
         return Err(Error::invalid(format!(
@@ -138,7 +142,7 @@ fn kinds_query(following: &DebugFollow) -> String {
 }
 
 /// Switches a session's agent; `show` is given a line for each step as it happens.
-pub async fn switch_agent(
+pub(crate) async fn switch_agent(
     client: &ActionClient,
     session: &str,
     agent: &str,
@@ -184,13 +188,13 @@ pub async fn switch_agent(
 
 /// Formats events with the time since the first one.
 #[derive(Default)]
-pub struct EventTimer {
+pub(crate) struct EventTimer {
     first: Option<jiff::Timestamp>,
 }
 
 impl EventTimer {
     /// One line: time since the first event, kind, description.
-    pub fn format_event(&mut self, event: &Value) -> String {
+    pub(crate) fn format_event(&mut self, event: &Value) -> String {
         let ts = event["ts"]
             .as_str()
             .and_then(|text| text.parse::<jiff::Timestamp>().ok());

@@ -13,7 +13,7 @@ use super::{
 use crate::doctor;
 
 /// Runs the checks: in the server if one runs, because its environment and rights are what matters.
-pub async fn run(context: CommandContext) -> Result<CommandOutcome> {
+pub(crate) async fn run(context: CommandContext) -> Result<CommandOutcome> {
     let report = match client::is_running(&context.home).await {
         true => {
             let mut report = ActionClient::connect_running(&context.home)

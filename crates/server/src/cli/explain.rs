@@ -17,7 +17,7 @@ use super::{
 use crate::actions;
 
 /// Starts one catalog entry and prints its tools and how long it took.
-pub async fn test_entry(id: &str, context: &CommandContext) -> Result<()> {
+pub(crate) async fn test_entry(id: &str, context: &CommandContext) -> Result<()> {
     let id: CatalogId = id.parse()?;
     let trial = ToolTrial::new(&context.home)?;
     let entry = trial.library.tool(&id)?;
@@ -72,7 +72,7 @@ pub async fn test_entry(id: &str, context: &CommandContext) -> Result<()> {
 
 /// Prints whether an agent may call a tool, and by which rule. Without a session the agent's tool servers are started
 /// to list their tools, unless the definitions already decide or `no_start` is given.
-pub async fn explain_tool(
+pub(crate) async fn explain_tool(
     agent: &str,
     tool: &str,
     session: Option<&str>,

@@ -6,7 +6,7 @@ use oubliette_protocol::{Error, Result, agent::MAX_DEFINITION_BYTES};
 use serde_json::Value;
 
 /// Reads a file, or stdin for `-`, of at most [`MAX_DEFINITION_BYTES`].
-pub fn read_text(path: &Path) -> Result<String> {
+pub(crate) fn read_text(path: &Path) -> Result<String> {
     let mut text = String::new();
     let most = MAX_DEFINITION_BYTES as u64;
     let read = match path.as_os_str() == "-" {
@@ -24,7 +24,7 @@ pub fn read_text(path: &Path) -> Result<String> {
 }
 
 /// Reads a file, or stdin for `-`, that must hold a JSON object.
-pub fn read_json_object(path: &Path) -> Result<Value> {
+pub(crate) fn read_json_object(path: &Path) -> Result<Value> {
     let value: Value = serde_json::from_str(&read_text(path)?)
         .map_err(|e| Error::invalid(format!("{} is not JSON: {e}", display_name(path))))?;
     match value.is_object() {
@@ -46,7 +46,7 @@ fn display_name(path: &Path) -> String {
 
 /// The name to use for a definition when none was given: its folder's name if the file is called `usual`, as in
 /// `<name>/agent.json`, else the file's name without its extension.
-pub fn suggested_name(path: &Path, usual: &str) -> Option<String> {
+pub(crate) fn suggested_name(path: &Path, usual: &str) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     match file == usual {
         true => std::path::absolute(path)

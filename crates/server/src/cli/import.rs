@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// One server of the configuration, as a catalog entry.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ImportedServer {
+pub(crate) struct ImportedServer {
     /// Its catalog id.
     pub id: CatalogId,
     /// Its tool.json, validated.
@@ -23,7 +23,7 @@ pub struct ImportedServer {
 
 /// What a client's configuration does not say; applies to servers that are started, not to remote ones.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ImportOptions {
+pub(crate) struct ImportOptions {
     /// Network access; none if not given.
     pub network: Option<NetworkAccess>,
     /// Sandbox or host; the catalog's default if not given.
@@ -31,7 +31,7 @@ pub struct ImportOptions {
 }
 
 /// Converts all servers of a configuration; the first one that cannot be converted fails the whole.
-pub fn import_servers(block: &Value, options: ImportOptions) -> Result<Vec<ImportedServer>> {
+pub(crate) fn import_servers(block: &Value, options: ImportOptions) -> Result<Vec<ImportedServer>> {
     let servers = ["mcpServers", "mcp_servers", "servers", "mcp"]
         .iter()
         .find_map(|key| block[*key].as_object());

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Printed in place of the token when none is given.
-pub const TOKEN_PLACEHOLDER: &str = "oub_YOUR_TOKEN";
+pub(crate) const TOKEN_PLACEHOLDER: &str = "oub_YOUR_TOKEN";
 /// The variable that holds the token, for clients that read one.
 const TOKEN_VARIABLE: &str = "OUBLIETTE_TOKEN";
 
@@ -22,7 +22,7 @@ const TOKEN_VARIABLE: &str = "OUBLIETTE_TOKEN";
     Examples:\n  oubliette mcp-config claude-code\n  \
     oubliette mcp-config cursor --token \"$(oubliette token create --name cursor --scope write)\" > .cursor/mcp.json"
 )]
-pub struct McpConfigArgs {
+pub(crate) struct McpConfigArgs {
     /// The client.
     #[arg(value_enum)]
     client: McpClient,
@@ -39,7 +39,7 @@ pub struct McpConfigArgs {
 
 /// An MCP client whose configuration format is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum McpClient {
+pub(crate) enum McpClient {
     /// Claude Code.
     ClaudeCode,
     /// Claude Desktop.
@@ -60,7 +60,7 @@ pub enum McpClient {
 
 /// Text to paste into a client's configuration, and where it goes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ClientSnippet {
+pub(crate) struct ClientSnippet {
     /// `shell`, `json` or `toml`.
     pub format: &'static str,
     /// The file, or the terminal, it is pasted into.
@@ -73,7 +73,7 @@ pub struct ClientSnippet {
 
 /// What a client has to know of the server.
 #[derive(Debug, Clone)]
-pub struct ServerEntry {
+pub(crate) struct ServerEntry {
     /// The server's name in the client.
     pub name: String,
     /// The URL of its MCP endpoint, which ends in `/mcp`.
@@ -96,7 +96,7 @@ impl ServerEntry {
 
 impl McpClient {
     /// The text for this client.
-    pub fn snippet(self, server: &ServerEntry) -> ClientSnippet {
+    pub(crate) fn snippet(self, server: &ServerEntry) -> ClientSnippet {
         let headers = json!({ "Authorization": server.bearer() });
         let json = |place: &'static str, value: Value| ClientSnippet {
             format: "json",
@@ -215,7 +215,7 @@ impl McpClient {
 }
 
 /// Runs `oubliette mcp-config`.
-pub async fn run(args: McpConfigArgs, context: CommandContext) -> Result<CommandOutcome> {
+pub(crate) async fn run(args: McpConfigArgs, context: CommandContext) -> Result<CommandOutcome> {
     let base = match args.url {
         Some(url) => check_url(&url)?,
         None => server_url::lookup(&context.home).await?,

@@ -16,32 +16,32 @@
     reason = "doc comments on arguments are printed by --help, where `[server]` and `<slug>` are literal text"
 )]
 
-pub mod agent;
-pub mod audit;
-pub mod chat;
-pub mod client;
-pub mod completions;
-pub mod debug;
-pub mod doctor;
-pub mod explain;
-pub mod files;
-pub mod import;
-pub mod mcp_config;
-pub mod output;
-pub mod project;
-pub mod resolve;
+pub(crate) mod agent;
+pub(crate) mod audit;
+pub(crate) mod chat;
+pub(crate) mod client;
+pub(crate) mod completions;
+pub(crate) mod debug;
+pub(crate) mod doctor;
+pub(crate) mod explain;
+pub(crate) mod files;
+pub(crate) mod import;
+pub(crate) mod mcp_config;
+pub(crate) mod output;
+pub(crate) mod project;
+pub(crate) mod resolve;
 pub mod run;
-pub mod serve;
-pub mod server_url;
-pub mod session;
-pub mod style;
-pub mod token;
-pub mod tool;
-pub mod trial;
-pub mod turn;
-pub mod turn_display;
-pub mod up;
-pub mod workspace;
+pub(crate) mod serve;
+pub(crate) mod server_url;
+pub(crate) mod session;
+pub(crate) mod style;
+pub(crate) mod token;
+pub(crate) mod tool;
+pub(crate) mod trial;
+pub(crate) mod turn;
+pub(crate) mod turn_display;
+pub(crate) mod up;
+pub(crate) mod workspace;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -64,7 +64,7 @@ Every command takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage.";
 /// Coding agents in sandboxes, behind one tool gate.
 #[derive(Debug, Parser)]
 #[command(name = "oubliette", version, about, propagate_version = true, after_help = EXAMPLES)]
-pub struct CommandLine {
+pub(crate) struct CommandLine {
     /// The home directory (default: $OUBLIETTE_HOME, else ~/.oubliette).
     #[arg(long, global = true, value_name = "DIR")]
     pub home: Option<PathBuf>,
@@ -78,7 +78,7 @@ pub struct CommandLine {
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-pub enum CliCommand {
+pub(crate) enum CliCommand {
     /// Serve, making the home with samples and an admin token on the first run.
     Up(serve::ListenArgs),
     /// Serve an existing home, or an empty one.

@@ -47,17 +47,17 @@ impl OutputFormat {
 }
 
 /// Prints a line on stdout. A write error, such as a closed pipe, is ignored.
-pub fn print_line(line: &str) {
+pub(crate) fn print_line(line: &str) {
     try_print_line(line);
 }
 
 /// Prints a line on stdout; false when that failed. For endless output, which stops when the reader is gone.
-pub fn try_print_line(line: &str) -> bool {
+pub(crate) fn try_print_line(line: &str) -> bool {
     writeln!(std::io::stdout().lock(), "{line}").is_ok()
 }
 
 /// Formats rows in aligned columns under a heading. On a terminal the last column is cut to the width that is left.
-pub fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
+pub(crate) fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let cell = |text: &String| fold_to_line(text, 2000);
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
     let mut widths: Vec<usize> = heading.iter().map(|h| h.chars().count()).collect();
@@ -86,7 +86,7 @@ pub fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 /// Formats some fields of each item as a table. `columns` are (heading, field name); `none` is the text for no items.
-pub fn format_listing(items: &[Value], columns: &[(&str, &str)], none: &str) -> String {
+pub(crate) fn format_listing(items: &[Value], columns: &[(&str, &str)], none: &str) -> String {
     if items.is_empty() {
         return none.to_owned();
     }
@@ -110,7 +110,7 @@ fn shorten_timestamp(name: &str, text: &str) -> String {
 }
 
 /// Formats some fields of an object, one a line. Missing and empty fields are left out.
-pub fn format_fields(value: &Value, names: &[&str]) -> String {
+pub(crate) fn format_fields(value: &Value, names: &[&str]) -> String {
     let widest = names.iter().map(|name| name.len()).max().unwrap_or(0);
     let paint = AnsiStyle::stdout();
     let lines = names.iter().filter_map(|name| {
@@ -123,12 +123,12 @@ pub fn format_fields(value: &Value, names: &[&str]) -> String {
 }
 
 /// The value as indented JSON.
-pub fn pretty_json(value: &Value) -> String {
+pub(crate) fn pretty_json(value: &Value) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default()
 }
 
 /// A field as text: a string without quotes, other values as JSON, a missing one as "".
-pub fn field_text(value: &Value, name: &str) -> String {
+pub(crate) fn field_text(value: &Value, name: &str) -> String {
     match &value[name] {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),

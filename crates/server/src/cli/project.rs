@@ -12,7 +12,7 @@ use super::{
 
 /// Create, list, show, change and delete projects.
 #[derive(Debug, clap::Subcommand)]
-pub enum ProjectCommand {
+pub(crate) enum ProjectCommand {
     /// List projects.
     List {
         /// Only projects whose name contains this text.
@@ -66,7 +66,7 @@ pub enum ProjectCommand {
 
 /// The settings of a project besides its name.
 #[derive(Debug, clap::Args)]
-pub struct ProjectSettings {
+pub(crate) struct ProjectSettings {
     /// What the project is for.
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
@@ -144,7 +144,7 @@ impl ProjectSettings {
 }
 
 /// Runs `oubliette project`.
-pub async fn run(command: ProjectCommand, context: CommandContext) -> Result<()> {
+pub(crate) async fn run(command: ProjectCommand, context: CommandContext) -> Result<()> {
     let client = ActionClient::connect(&context.home).await?;
     let done = execute(command, &context, &client).await;
     client.close().await;

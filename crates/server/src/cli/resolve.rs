@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{client::ActionClient, output::field_text};
 
 /// The id of the project with this id or name. An id is not looked up.
-pub async fn project_id(client: &ActionClient, given: &str) -> Result<String> {
+pub(crate) async fn project_id(client: &ActionClient, given: &str) -> Result<String> {
     if given.parse::<ProjectId>().is_ok() {
         return Ok(given.to_owned());
     }
@@ -39,7 +39,10 @@ pub async fn project_id(client: &ActionClient, given: &str) -> Result<String> {
 }
 
 /// [`project_id`] of an option that may be left out.
-pub async fn optional_project_id(client: &ActionClient, given: Option<&str>) -> Result<Option<String>> {
+pub(crate) async fn optional_project_id(
+    client: &ActionClient,
+    given: Option<&str>,
+) -> Result<Option<String>> {
     match given {
         Some(given) => project_id(client, given).await.map(Some),
         None => Ok(None),
@@ -47,7 +50,7 @@ pub async fn optional_project_id(client: &ActionClient, given: Option<&str>) -> 
 }
 
 /// [`project_id`], or the id of the only project when none was given.
-pub async fn project_id_or_only(client: &ActionClient, given: Option<&str>) -> Result<String> {
+pub(crate) async fn project_id_or_only(client: &ActionClient, given: Option<&str>) -> Result<String> {
     if let Some(given) = given {
         return project_id(client, given).await;
     }
@@ -64,7 +67,7 @@ pub async fn project_id_or_only(client: &ActionClient, given: Option<&str>) -> R
 }
 
 /// The session id given; `last` is the id of the newest session.
-pub async fn session_id(client: &ActionClient, given: &str) -> Result<String> {
+pub(crate) async fn session_id(client: &ActionClient, given: &str) -> Result<String> {
     if given != "last" {
         return given.parse::<SessionId>().map(|id| id.to_string());
     }
@@ -78,7 +81,7 @@ pub async fn session_id(client: &ActionClient, given: &str) -> Result<String> {
 }
 
 /// Parses `NAME=VALUE`.
-pub fn parse_variable(text: &str) -> Result<(String, String), String> {
+pub(crate) fn parse_variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("write it as NAME=VALUE".into()),
@@ -86,7 +89,7 @@ pub fn parse_variable(text: &str) -> Result<(String, String), String> {
 }
 
 /// Sets `arguments[name]` if there is a value.
-pub fn set_if_some(arguments: &mut Value, name: &str, value: Option<impl serde::Serialize>) {
+pub(crate) fn set_if_some(arguments: &mut Value, name: &str, value: Option<impl serde::Serialize>) {
     if let Some(value) = value {
         arguments[name] = json!(value);
     }

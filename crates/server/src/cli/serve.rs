@@ -16,7 +16,7 @@ use crate::{
 
 /// Arguments of `serve` and `up`.
 #[derive(Debug, clap::Args)]
-pub struct ListenArgs {
+pub(crate) struct ListenArgs {
     /// Address and port to listen on (default: [server] listen, else 127.0.0.1:8080).
     #[arg(long, value_name = "ADDR", value_parser = parse_listen_arg)]
     pub listen: Option<SocketAddr>,
@@ -27,7 +27,7 @@ pub struct ListenArgs {
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
-pub struct ServeArgs {
+pub(crate) struct ServeArgs {
     /// The options that `up` has as well.
     #[command(flatten)]
     pub args: ListenArgs,
@@ -41,7 +41,7 @@ fn parse_listen_arg(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// Reads the configuration, applies the command line's options, and starts logging.
-pub fn load_settings(args: &ListenArgs, context: &CommandContext) -> Result<ServeOptions> {
+pub(crate) fn load_settings(args: &ListenArgs, context: &CommandContext) -> Result<ServeOptions> {
     let mut config = ServerConfig::load(&context.home.config_path(), &|name| std::env::var(name).ok())?;
     if let Some(listen) = args.listen {
         config.listen = listen;
@@ -55,7 +55,7 @@ pub fn load_settings(args: &ListenArgs, context: &CommandContext) -> Result<Serv
 }
 
 /// Fails, with the running server's URL, if this home has a server already.
-pub async fn ensure_not_running(context: &CommandContext) -> Result<()> {
+pub(crate) async fn ensure_not_running(context: &CommandContext) -> Result<()> {
     match client::is_running(&context.home).await {
         true => Err(Error::conflict(format!(
             "a server is running for {} already, at {}/: use that one, or stop it first",
@@ -67,7 +67,7 @@ pub async fn ensure_not_running(context: &CommandContext) -> Result<()> {
 }
 
 /// Runs `oubliette serve`.
-pub async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: CommandContext) -> Result<()> {
+pub(crate) async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: CommandContext) -> Result<()> {
     if test_fixtures && std::env::var_os(fixtures::ENABLE_VARIABLE).is_none_or(|set| set != "1") {
         return Err(Error::invalid(format!(
             "--test-fixtures is for the MCP conformance suite and takes {}=1 beside it; no other server wants it",
@@ -95,14 +95,14 @@ pub async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: CommandC
 
 /// Receives SIGTERM and SIGINT. Installed before the server starts, because it may be told to stop as soon as it is
 /// seen to be ready.
-pub struct ShutdownSignals {
+pub(crate) struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl ShutdownSignals {
     /// Installs the handlers.
-    pub fn listen() -> Result<Self> {
+    pub(crate) fn listen() -> Result<Self> {
         let hear = |kind| signal(kind).map_err(Error::internal);
         Ok(Self {
             terminate: hear(SignalKind::terminate())?,
@@ -111,7 +111,7 @@ impl ShutdownSignals {
     }
 
     /// Lets the server run until a signal comes, then stops it once requests in flight are finished.
-    pub async fn serve_until_signal(mut self, running: RunningServer) {
+    pub(crate) async fn serve_until_signal(mut self, running: RunningServer) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -16,7 +16,7 @@ fn url_file(home: &HomeDir) -> std::path::PathBuf {
 }
 
 /// Writes the server's URL where [`lookup`] finds it.
-pub fn publish(running: &RunningServer) {
+pub(crate) fn publish(running: &RunningServer) {
     if let Err(error) =
         oubliette_home::safe_fs::write_atomic(&url_file(&running.app.home), running.url().as_bytes(), 0o600)
     {
@@ -25,12 +25,12 @@ pub fn publish(running: &RunningServer) {
 }
 
 /// Removes the URL file, when the server stops.
-pub fn remove(home: &HomeDir) {
+pub(crate) fn remove(home: &HomeDir) {
     let _ = std::fs::remove_file(url_file(home));
 }
 
 /// The running server's URL; without a server, the URL its configuration gives.
-pub async fn lookup(home: &HomeDir) -> Result<String> {
+pub(crate) async fn lookup(home: &HomeDir) -> Result<String> {
     if client::is_running(home).await
         && let Ok(url) = std::fs::read_to_string(url_file(home))
         && !url.trim().is_empty()

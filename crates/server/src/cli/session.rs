@@ -17,7 +17,7 @@ use super::{
 /// List, follow, message, switch and end sessions. They live in the server, so it must be running.
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "Where a session is asked for, `last` is the newest one.")]
-pub enum SessionCommand {
+pub(crate) enum SessionCommand {
     /// List sessions, newest first.
     List {
         /// Only sessions of this project, by id or name.
@@ -97,7 +97,7 @@ pub enum SessionCommand {
 }
 
 /// Runs `oubliette session`.
-pub async fn run(command: SessionCommand, context: CommandContext) -> Result<CommandOutcome> {
+pub(crate) async fn run(command: SessionCommand, context: CommandContext) -> Result<CommandOutcome> {
     let client = ActionClient::connect_running(&context.home).await?;
     let output = context.output;
     match command {
@@ -200,7 +200,7 @@ pub async fn run(command: SessionCommand, context: CommandContext) -> Result<Com
 }
 
 /// Formats the answer of `session_switch_agent`.
-pub fn format_switch(switched: &Value) -> String {
+pub(crate) fn format_switch(switched: &Value) -> String {
     let how = match switched["drained"] == true {
         true => "everything in flight ended by itself",
         false => "what was in flight was cancelled",

@@ -4,28 +4,23 @@ use std::{borrow::Cow, io::IsTerminal as _};
 
 /// Wraps text in ANSI colour codes; leaves it alone when the output is not a terminal or colours are off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AnsiStyle {
+pub(crate) struct AnsiStyle {
     enabled: bool,
 }
 
 impl AnsiStyle {
     /// Coloured if stdout is a terminal.
-    pub fn stdout() -> Self {
+    pub(crate) fn stdout() -> Self {
         Self {
             enabled: std::io::stdout().is_terminal() && colour_wanted(),
         }
     }
 
     /// Coloured if stderr is a terminal.
-    pub fn stderr() -> Self {
+    pub(crate) fn stderr() -> Self {
         Self {
             enabled: std::io::stderr().is_terminal() && colour_wanted(),
         }
-    }
-
-    /// Never coloured.
-    pub fn plain() -> Self {
-        Self { enabled: false }
     }
 
     fn wrap(self, code: &str, text: &str) -> String {
@@ -36,32 +31,32 @@ impl AnsiStyle {
     }
 
     /// Bold: headings and names that stand out.
-    pub fn bold(self, text: &str) -> String {
+    pub(crate) fn bold(self, text: &str) -> String {
         self.wrap("1", text)
     }
 
     /// Dim: hints and secondary details.
-    pub fn dim(self, text: &str) -> String {
+    pub(crate) fn dim(self, text: &str) -> String {
         self.wrap("2", text)
     }
 
     /// Red: failures.
-    pub fn red(self, text: &str) -> String {
+    pub(crate) fn red(self, text: &str) -> String {
         self.wrap("31", text)
     }
 
     /// Green: success.
-    pub fn green(self, text: &str) -> String {
+    pub(crate) fn green(self, text: &str) -> String {
         self.wrap("32", text)
     }
 
     /// Yellow: warnings.
-    pub fn yellow(self, text: &str) -> String {
+    pub(crate) fn yellow(self, text: &str) -> String {
         self.wrap("33", text)
     }
 
     /// Cyan: names and kinds.
-    pub fn cyan(self, text: &str) -> String {
+    pub(crate) fn cyan(self, text: &str) -> String {
         self.wrap("36", text)
     }
 }
@@ -73,7 +68,7 @@ fn colour_wanted() -> bool {
 }
 
 /// The terminal's width in columns, at least 40; 200 when stdout is not a terminal, 80 when the size is unknown.
-pub fn terminal_width() -> usize {
+pub(crate) fn terminal_width() -> usize {
     if !std::io::stdout().is_terminal() {
         return 200;
     }
@@ -85,7 +80,7 @@ pub fn terminal_width() -> usize {
 
 /// Removes what would act on the terminal: control characters other than newline and tab, and the Unicode marks
 /// that change the direction of writing. Applied to all text from agents, tools and definitions.
-pub fn strip_control_chars(text: &str) -> Cow<'_, str> {
+pub(crate) fn strip_control_chars(text: &str) -> Cow<'_, str> {
     let harmful = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
@@ -97,7 +92,7 @@ pub fn strip_control_chars(text: &str) -> Cow<'_, str> {
 }
 
 /// Folds text to one line of at most `most` characters: runs of white space become one space, a cut ends in `…`.
-pub fn fold_to_line(text: &str, most: usize) -> String {
+pub(crate) fn fold_to_line(text: &str, most: usize) -> String {
     let text = strip_control_chars(text);
     let words = text.split_whitespace().enumerate();
     let mut letters = words.flat_map(|(n, word)| (n > 0).then_some(' ').into_iter().chain(word.chars()));

@@ -12,7 +12,7 @@ use super::{
 
 /// Create, list and revoke tokens.
 #[derive(Debug, clap::Subcommand)]
-pub enum TokenCommand {
+pub(crate) enum TokenCommand {
     /// Create a token; it is shown once.
     #[command(
         after_help = "Example: oubliette token create --name ci --scope write --project website --expires 30d"
@@ -45,7 +45,7 @@ fn parse_duration(text: &str) -> Result<HumanDuration, String> {
 }
 
 /// Runs `oubliette token`.
-pub async fn run(token: TokenCommand, context: CommandContext) -> Result<()> {
+pub(crate) async fn run(token: TokenCommand, context: CommandContext) -> Result<()> {
     let client = ActionClient::connect(&context.home).await?;
     let done = execute(token, &context, &client).await;
     client.close().await;

@@ -18,7 +18,7 @@ use super::{
 
 /// The catalog's tool servers and built-ins, and the tools of sessions and agents.
 #[derive(Debug, clap::Subcommand)]
-pub enum ToolCommand {
+pub(crate) enum ToolCommand {
     /// List the catalog; or the tools of an agent or a session.
     List {
         /// The tools this agent would have.
@@ -112,7 +112,7 @@ fn parse_enum<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 }
 
 /// Runs `oubliette tool`.
-pub async fn run(command: ToolCommand, context: CommandContext) -> Result<CommandOutcome> {
+pub(crate) async fn run(command: ToolCommand, context: CommandContext) -> Result<CommandOutcome> {
     match command {
         ToolCommand::Test { id } => explain::test_entry(&id, &context)
             .await
@@ -356,7 +356,7 @@ fn format_catalog(list: &Value) -> String {
 }
 
 /// Formats the answer of `tool_list` as two tables, of tools and of servers.
-pub fn format_tool_list(list: &Value) -> String {
+pub(crate) fn format_tool_list(list: &Value) -> String {
     let paint = AnsiStyle::stdout();
     let tools = list["tools"].as_array().map_or(&[][..], Vec::as_slice);
     let rows = tools.iter().map(|tool| {

@@ -21,7 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{app, config::ServerConfig};
 
 /// The definitions and configuration that trials are run with.
-pub struct ToolTrial {
+pub(crate) struct ToolTrial {
     config: ServerConfig,
     home: HomeDir,
     /// The home's agents and catalog.
@@ -29,7 +29,7 @@ pub struct ToolTrial {
 }
 
 /// The tools that were found.
-pub struct TrialResult {
+pub(crate) struct TrialResult {
     /// The tools and servers, as `tool_list` shows them.
     pub list: ToolList,
     /// Time until every tool server was ready or had failed.
@@ -45,7 +45,7 @@ impl DebugSink for DiscardDebug {
 
 impl ToolTrial {
     /// Reads a home's definitions and configuration.
-    pub fn new(home: &HomeDir) -> Result<Self> {
+    pub(crate) fn new(home: &HomeDir) -> Result<Self> {
         let config = ServerConfig::load(&home.config_path(), &|name| std::env::var(name).ok())?;
         Ok(Self {
             config,
@@ -55,7 +55,7 @@ impl ToolTrial {
     }
 
     /// The catalog entries in an agent's `tools.use`; those not in the catalog are left out.
-    pub fn used_definitions(&self, definition: &AgentDefinition) -> Vec<Arc<ToolDefinition>> {
+    pub(crate) fn used_definitions(&self, definition: &AgentDefinition) -> Vec<Arc<ToolDefinition>> {
         let catalog = self.library.catalog();
         definition
             .tools
@@ -66,7 +66,7 @@ impl ToolTrial {
     }
 
     /// Starts the tools an agent uses, lists them and stops them.
-    pub async fn run(&self, agent: Slug, definition: Arc<AgentDefinition>) -> Result<TrialResult> {
+    pub(crate) async fn run(&self, agent: Slug, definition: Arc<AgentDefinition>) -> Result<TrialResult> {
         let scratch = tempfile::Builder::new()
             .prefix("oubliette-trial-")
             .tempdir()

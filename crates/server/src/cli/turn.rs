@@ -14,16 +14,16 @@ use super::{
 };
 
 /// Receives SIGINT (Ctrl-C) in place of its default action, which would end the process.
-pub struct InterruptSignal(Signal);
+pub(crate) struct InterruptSignal(Signal);
 
 impl InterruptSignal {
     /// Installs the handler.
-    pub fn listen() -> Result<Self> {
+    pub(crate) fn listen() -> Result<Self> {
         signal(SignalKind::interrupt()).map(Self).map_err(Error::internal)
     }
 
     /// Waits for the next Ctrl-C.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         if self.0.recv().await.is_none() {
             std::future::pending().await
         }
@@ -31,7 +31,7 @@ impl InterruptSignal {
 }
 
 /// How a turn ended.
-pub enum TurnOutcome {
+pub(crate) enum TurnOutcome {
     /// The agent finished it.
     Completed {
         /// What `session_message` with `wait` answers.
@@ -51,7 +51,7 @@ pub enum TurnOutcome {
 }
 
 /// A message the server has accepted, and the turn it got.
-pub struct SentMessage {
+pub(crate) struct SentMessage {
     session: String,
     turn: u64,
     text: String,
@@ -59,7 +59,7 @@ pub struct SentMessage {
 
 impl SentMessage {
     /// Sends a message. `arguments` are those of `session_message`.
-    pub async fn send(client: &ActionClient, arguments: Value) -> Result<Self> {
+    pub(crate) async fn send(client: &ActionClient, arguments: Value) -> Result<Self> {
         let text = field_text(&arguments, "message");
         let reply = client.call("session_message", arguments).await?;
         Ok(Self {
@@ -70,13 +70,13 @@ impl SentMessage {
     }
 
     /// The session it went to.
-    pub fn session(&self) -> &str {
+    pub(crate) fn session(&self) -> &str {
         &self.session
     }
 
     /// Shows the turn's events until it ends. `since` is the index of the last event shown, and is advanced.
     /// With `typed`, lines typed meanwhile are read: `/cancel` cancels the turn, any other line is queued.
-    pub async fn follow(
+    pub(crate) async fn follow(
         self,
         client: &ActionClient,
         since: &mut i64,
@@ -140,7 +140,7 @@ impl SentMessage {
 }
 
 /// Where lines typed during a turn come from, and where they go.
-pub struct TypedLines<'a> {
+pub(crate) struct TypedLines<'a> {
     /// Lines of stdin.
     pub lines: &'a mut mpsc::Receiver<String>,
     /// Lines to handle when the turn has ended.

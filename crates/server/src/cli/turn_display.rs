@@ -16,7 +16,7 @@ use super::{
 
 /// How much of a turn is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TurnVerbosity {
+pub(crate) enum TurnVerbosity {
     /// Everything, for people.
     All,
     /// Only the agent's text.
@@ -30,10 +30,10 @@ pub enum TurnVerbosity {
 /// Frames of the spinner.
 const SPINNER_FRAMES: [&str; 10] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"];
 /// How often the spinner advances.
-pub const SPINNER_INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const SPINNER_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Prints the events of turns on stdout.
-pub struct TurnDisplay {
+pub(crate) struct TurnDisplay {
     verbosity: TurnVerbosity,
     style: AnsiStyle,
     /// Whether the last text printed did not end with a newline.
@@ -55,7 +55,7 @@ struct Spinner {
 
 impl TurnDisplay {
     /// Has a spinner when everything is shown and both stdout and stderr are terminals.
-    pub fn new(verbosity: TurnVerbosity) -> Self {
+    pub(crate) fn new(verbosity: TurnVerbosity) -> Self {
         let on_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         let spinner = (verbosity == TurnVerbosity::All
             && on_terminal
@@ -78,7 +78,7 @@ impl TurnDisplay {
     }
 
     /// Resets the state for a new turn.
-    pub fn begin_turn(&mut self) {
+    pub(crate) fn begin_turn(&mut self) {
         self.streamed = false;
         self.calls.clear();
         if let Some(spinner) = &mut self.spinner {
@@ -88,12 +88,12 @@ impl TurnDisplay {
     }
 
     /// Whether [`advance_spinner`](Self::advance_spinner) has anything to do.
-    pub fn has_spinner(&self) -> bool {
+    pub(crate) fn has_spinner(&self) -> bool {
         self.spinner.is_some()
     }
 
     /// Draws the spinner's next frame, unless text was printed without a newline at its end.
-    pub fn advance_spinner(&mut self) {
+    pub(crate) fn advance_spinner(&mut self) {
         let (style, in_line) = (self.style, self.mid_line);
         if let Some(spinner) = self.spinner.as_mut().filter(|_| !in_line) {
             spinner.frame = (spinner.frame + 1) % SPINNER_FRAMES.len();
@@ -124,7 +124,7 @@ impl TurnDisplay {
     }
 
     /// Shows an event of a session.
-    pub fn show_event(&mut self, event: &Value) {
+    pub(crate) fn show_event(&mut self, event: &Value) {
         match self.verbosity {
             TurnVerbosity::Nothing => {}
             TurnVerbosity::JsonEvents => write_stdout(&format!("{event}\n")),
@@ -273,14 +273,14 @@ impl TurnDisplay {
     }
 
     /// Prints a line of its own.
-    pub fn write_line(&mut self, line: &str) {
+    pub(crate) fn write_line(&mut self, line: &str) {
         self.end_line();
         self.hide_spinner();
         write_stdout(&format!("{line}\n"));
     }
 
     /// Prints a note on stderr; nothing when the output is JSON.
-    pub fn print_note(&mut self, line: &str) {
+    pub(crate) fn print_note(&mut self, line: &str) {
         self.end_line();
         self.hide_spinner();
         if matches!(self.verbosity, TurnVerbosity::All | TurnVerbosity::AgentText) {
@@ -289,7 +289,7 @@ impl TurnDisplay {
     }
 
     /// Ends a line that was begun, and hides the spinner.
-    pub fn end_line(&mut self) {
+    pub(crate) fn end_line(&mut self) {
         if std::mem::take(&mut self.mid_line) {
             write_stdout("\n");
         }
@@ -304,7 +304,7 @@ fn write_stdout(text: &str) {
 }
 
 /// A tool call's arguments on one line, such as `path="a.txt" limit=3`.
-pub fn format_arguments(value: &Value) -> String {
+pub(crate) fn format_arguments(value: &Value) -> String {
     match value {
         Value::Object(object) => {
             let pairs = object.iter().map(|(name, value)| format!("{name}={value}"));
@@ -316,7 +316,7 @@ pub fn format_arguments(value: &Value) -> String {
 }
 
 /// A tool result as text: the text blocks of MCP or ACP content, else its JSON.
-pub fn format_result(value: &Value) -> String {
+pub(crate) fn format_result(value: &Value) -> String {
     let text = |block: &Value| {
         block["text"]
             .as_str()

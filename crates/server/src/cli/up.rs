@@ -7,7 +7,7 @@ use super::{CommandContext, mcp_config::TOKEN_PLACEHOLDER, serve, server_url};
 use crate::{app::App, doors::net, first_run, lifecycle};
 
 /// Runs `oubliette up`.
-pub async fn run(args: serve::ListenArgs, context: CommandContext) -> Result<()> {
+pub(crate) async fn run(args: serve::ListenArgs, context: CommandContext) -> Result<()> {
     let stop = serve::ShutdownSignals::listen()?;
     serve::ensure_not_running(&context).await?;
     first_run::create_home(&context.home)?;
@@ -59,7 +59,7 @@ async fn populate_new_home(settings: &lifecycle::ServeOptions) -> Result<Option<
 }
 
 /// The `mcpServers` block that most MCP clients read.
-pub fn mcp_client_config(url: &str, token: &str) -> Value {
+pub(crate) fn mcp_client_config(url: &str, token: &str) -> Value {
     json!({ "mcpServers": { "oubliette": {
         "type": "http",
         "url": format!("{url}/mcp"),

@@ -13,7 +13,7 @@ use super::{
 
 /// Create, list, compare and delete workspaces: the folders sessions work in.
 #[derive(Debug, clap::Subcommand)]
-pub enum WorkspaceCommand {
+pub(crate) enum WorkspaceCommand {
     /// List the workspaces of a project.
     List {
         /// The project's id or name; the only project when left out.
@@ -57,7 +57,7 @@ pub enum WorkspaceCommand {
 }
 
 /// Runs `oubliette workspace`.
-pub async fn run(command: WorkspaceCommand, context: CommandContext) -> Result<()> {
+pub(crate) async fn run(command: WorkspaceCommand, context: CommandContext) -> Result<()> {
     let client = ActionClient::connect(&context.home).await?;
     let done = execute(command, &context, &client).await;
     client.close().await;

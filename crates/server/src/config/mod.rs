@@ -1,6 +1,6 @@
 //! `oubliette.toml`: parsed strictly into [`raw`] structures, then resolved once into validated values.
 
-pub mod raw;
+pub(crate) mod raw;
 
 use std::{
     net::SocketAddr,
@@ -19,13 +19,13 @@ use secrecy::SecretString;
 use raw::RawConfig;
 
 /// The file written on the first run: every key, commented out, with its default and what it is for.
-pub const TEMPLATE: &str = include_str!("template.toml");
+pub(crate) const TEMPLATE: &str = include_str!("template.toml");
 
 /// The address the server listens on unless configured otherwise.
-pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
+pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
 /// Looks up an environment variable; a function so that tests need not change the process's environment.
-pub type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub(crate) type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The server's configuration, validated.
 #[derive(Debug, Clone)]
@@ -311,7 +311,7 @@ impl TrustConfig {
 }
 
 /// Parses `ADDR:PORT`; `:8080` and `localhost:8080` are 127.0.0.1.
-pub fn parse_listen(text: &str) -> Result<SocketAddr> {
+pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr> {
     let bad = || {
         Error::invalid(format!(
             "{text:?} is not an address to listen on: use one like \"127.0.0.1:8080\""

@@ -8,7 +8,7 @@ use serde::Deserialize;
 /// The whole file.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawConfig {
+pub(crate) struct RawConfig {
     /// `[server]`.
     pub server: RawServer,
     /// `[trust]`.
@@ -36,7 +36,7 @@ pub struct RawConfig {
 /// `[server]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawServer {
+pub(crate) struct RawServer {
     /// Address and port to listen on; default 127.0.0.1:8080.
     pub listen: Option<String>,
     /// Host names besides loopback that requests may be addressed to.
@@ -54,7 +54,7 @@ pub struct RawServer {
 /// `[server] rate_limit`. Both values at least 1.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawRateLimit {
+pub(crate) struct RawRateLimit {
     /// Sustained rate.
     pub per_second: u32,
     /// How many may come at once; default twice the rate.
@@ -64,7 +64,7 @@ pub struct RawRateLimit {
 /// `[trust]`: the only section that gives sandboxes access to the host.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawTrust {
+pub(crate) struct RawTrust {
     /// Host paths that may be mounted into sandboxes, read-only; absolute.
     pub read_only: Vec<PathBuf>,
     /// Catalog entries that may run outside a sandbox.
@@ -78,7 +78,7 @@ pub struct RawTrust {
 /// `[relay]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawRelay {
+pub(crate) struct RawRelay {
     /// How long a caller may take to answer a tool call; default 60s.
     pub caller_timeout: Option<HumanDuration>,
     /// How long a disconnected caller may take to come back before its open calls fail; default 500ms.
@@ -88,7 +88,7 @@ pub struct RawRelay {
 /// `[switch]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawSwitch {
+pub(crate) struct RawSwitch {
     /// How long a running turn may take to end before a switch of agents cancels it; default 5s.
     pub drain_timeout: Option<HumanDuration>,
 }
@@ -96,7 +96,7 @@ pub struct RawSwitch {
 /// `[sandbox]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawSandbox {
+pub(crate) struct RawSandbox {
     /// The sandbox driver; `local`, the default, is the only one.
     pub driver: Option<String>,
     /// The weakest isolation sessions may start with: `namespaces` (default) or `landlock`.
@@ -114,7 +114,7 @@ pub struct RawSandbox {
 /// `[providers.<name>]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawProvider {
+pub(crate) struct RawProvider {
     /// The base URL of the provider's API.
     pub base_url: String,
     /// The variable of the server's environment that holds the API key.
@@ -131,7 +131,7 @@ pub struct RawProvider {
 /// `[egress]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawEgress {
+pub(crate) struct RawEgress {
     /// Private destinations that `network: "proxy"` may reach.
     pub allow: Vec<String>,
 }
@@ -139,7 +139,7 @@ pub struct RawEgress {
 /// `[session]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawSession {
+pub(crate) struct RawSession {
     /// How long an idle session keeps its agent process; default 10m.
     pub idle_sleep: Option<HumanDuration>,
     /// How long an agent may take to start and answer `initialize`; default 30s.
@@ -155,7 +155,7 @@ pub struct RawSession {
 /// `[debugger]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawDebugger {
+pub(crate) struct RawDebugger {
     /// How long debugger events are kept, at least 1m; default for ever.
     pub keep: Option<HumanDuration>,
 }
@@ -163,7 +163,7 @@ pub struct RawDebugger {
 /// `[log]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawLog {
+pub(crate) struct RawLog {
     /// A `tracing` filter; default `info`.
     pub level: Option<String>,
     /// `text` (default) or `json`.
@@ -173,7 +173,7 @@ pub struct RawLog {
 /// `[otlp]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct RawOtlp {
+pub(crate) struct RawOtlp {
     /// The URL of an OpenTelemetry collector (OTLP over HTTP); default none.
     pub endpoint: Option<String>,
 }

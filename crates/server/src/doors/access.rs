@@ -13,13 +13,13 @@ use crate::{
 };
 
 /// The name of the console's login cookie.
-pub const LOGIN_COOKIE: &str = "oubliette_session";
+pub(crate) const LOGIN_COOKIE: &str = "oubliette_session";
 /// A header that a page of another origin cannot send without a CORS preflight, which this server never allows.
 const CSRF_HEADER: &str = "x-oubliette";
 
 /// Which credentials a route accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AcceptedCredentials {
+pub(crate) enum AcceptedCredentials {
     /// Only a bearer token.
     BearerOnly,
     /// A bearer token or the console's login cookie.
@@ -27,7 +27,7 @@ pub enum AcceptedCredentials {
 }
 
 /// Makes a grant of a request's credential; the error is the response to send.
-pub async fn authenticate(
+pub(crate) async fn authenticate(
     app: &App,
     door: DoorKind,
     headers: &HeaderMap,
@@ -87,7 +87,7 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>> {
 }
 
 /// The login cookie of a request.
-pub fn login_cookie(headers: &HeaderMap) -> Option<&str> {
+pub(crate) fn login_cookie(headers: &HeaderMap) -> Option<&str> {
     let all = headers
         .get_all(header::COOKIE)
         .iter()
@@ -98,7 +98,7 @@ pub fn login_cookie(headers: &HeaderMap) -> Option<&str> {
 
 /// Fails for a request authenticated by cookie without the header `X-Oubliette: 1`: protection against cross-site
 /// request forgery, for requests that change something.
-pub fn require_csrf_header(grant: &Grant, headers: &HeaderMap) -> Result<()> {
+pub(crate) fn require_csrf_header(grant: &Grant, headers: &HeaderMap) -> Result<()> {
     let sent = headers.get(CSRF_HEADER).is_some_and(|v| v == "1");
     match grant.credential() == CredentialKind::Cookie && !sent {
         true => Err(Error::permission_denied(

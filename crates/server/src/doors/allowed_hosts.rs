@@ -5,11 +5,11 @@ use http::{HeaderMap, Uri, header, uri::Authority};
 
 /// The host names this server answers to, besides loopback: name and, optionally, the only port.
 #[derive(Debug, Clone, Default)]
-pub struct AllowedHosts(Vec<(String, Option<u16>)>);
+pub(crate) struct AllowedHosts(Vec<(String, Option<u16>)>);
 
 impl AllowedHosts {
     /// From `allowed_hosts` of the configuration and the address the server listens on.
-    pub fn new(allowed: &[String], listen: std::net::SocketAddr) -> Self {
+    pub(crate) fn new(allowed: &[String], listen: std::net::SocketAddr) -> Self {
         let mut hosts: Vec<_> = allowed.iter().filter_map(|text| parse_authority(text)).collect();
         if !listen.ip().is_unspecified() {
             hosts.push((listen.ip().to_string(), None));
@@ -18,7 +18,7 @@ impl AllowedHosts {
     }
 
     /// Fails unless the request's Host names this server and its Origin, if it has one, is a page of this server.
-    pub fn check_request(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
+    pub(crate) fn check_request(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = match (hosts.next(), hosts.next()) {
             (Some(_), Some(_)) => return Err("more than one Host header"),

@@ -8,14 +8,14 @@ use http::{HeaderMap, header};
 use http_body_util::BodyExt as _;
 
 /// Maximum size of a request body at any door, in bytes.
-pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
+pub(crate) const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 /// How much more of a body that is too large is read and discarded, so that its sender gets the response.
 const DRAIN_MAX_BYTES: usize = 64 * 1024 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a body could not be read.
 #[derive(Debug)]
-pub enum BodyError {
+pub(crate) enum BodyError {
     /// More than [`MAX_BODY_BYTES`].
     TooLarge,
     /// The client disconnected, or did not send the whole body in time.
@@ -26,7 +26,7 @@ pub enum BodyError {
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads a body to its end.
-pub async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, BodyError> {
+pub(crate) async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, BodyError> {
     tokio::time::timeout(BODY_TIMEOUT, read_bounded(headers, body))
         .await
         .unwrap_or(Err(BodyError::Incomplete))

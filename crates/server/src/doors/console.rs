@@ -15,7 +15,7 @@ const CONSOLE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'sel
     connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Serves a file of the console, or a 404.
-pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
+pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let path = uri.path();
     let file = match path {
         "/" => "index.html",

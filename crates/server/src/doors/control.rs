@@ -7,7 +7,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 /// Listens on a socket that only the server's user can open. A socket left by a killed server is replaced; this
 /// process must hold the home's lock, so that no other server uses it.
-pub fn listen(path: &Path) -> io::Result<UnixListener> {
+pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
@@ -18,7 +18,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Whether the peer runs as the server's user or as root.
-pub fn is_owner(stream: &UnixStream) -> bool {
+pub(crate) fn is_owner(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid().as_raw();
     stream
         .peer_cred()

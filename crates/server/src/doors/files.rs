@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// `GET /api/workspaces/{id}/files`: lists the workspace's root.
-pub async fn root(
+pub(crate) async fn root(
     state: State<HttpDoors>,
     door: Extension<DoorKind>,
     Path(id): Path<String>,
@@ -44,7 +44,7 @@ pub async fn root(
 }
 
 /// `GET|PUT|DELETE /api/workspaces/{id}/files/{path}`.
-pub async fn file(
+pub(crate) async fn file(
     State(doors): State<HttpDoors>,
     Extension(door): Extension<DoorKind>,
     Path((id, path)): Path<(String, String)>,
@@ -173,7 +173,7 @@ async fn get(doors: &HttpDoors, grant: &Grant, id: &str, path: &str) -> Result<R
 }
 
 /// `GET /api/workspaces/{id}/archive`: the workspace as a tar.gz.
-pub async fn archive(
+pub(crate) async fn archive(
     State(doors): State<HttpDoors>,
     Extension(door): Extension<DoorKind>,
     Path(id): Path<String>,

@@ -21,14 +21,14 @@ use super::{
 use crate::app::App;
 
 /// The open hand-offs.
-pub struct HandoffConnections {
+pub(crate) struct HandoffConnections {
     app: Weak<App>,
     open: ConnectionTable<CancellationToken>,
 }
 
 impl HandoffConnections {
     /// For a server that is still being constructed.
-    pub fn new(app: Weak<App>) -> Self {
+    pub(crate) fn new(app: Weak<App>) -> Self {
         Self {
             app,
             open: ConnectionTable::default(),
@@ -37,7 +37,7 @@ impl HandoffConnections {
 
     /// Serves a new connection to a session's hand-off socket. Closing it is a refusal: the client then keeps its
     /// streams and uses the relay socket.
-    pub fn accept(&self, session: SessionId, stream: UnixStream) {
+    pub(crate) fn accept(&self, session: SessionId, stream: UnixStream) {
         let token = || Ok::<_, Infallible>(CancellationToken::new());
         let stop = match self.open.add(&session, token) {
             Ok(Ok(stop)) => stop,
@@ -57,7 +57,7 @@ impl HandoffConnections {
     }
 
     /// Ends every hand-off of a session; their clients end too.
-    pub fn close(&self, session: &SessionId) {
+    pub(crate) fn close(&self, session: &SessionId) {
         self.open.close_all(session);
     }
 }

@@ -25,7 +25,7 @@ use crate::app::App;
 
 /// The HTTP doors of a server: the state shared by all request handlers.
 #[derive(Clone)]
-pub struct HttpDoors {
+pub(crate) struct HttpDoors {
     /// The server.
     pub app: Arc<App>,
     /// The MCP endpoint.
@@ -35,7 +35,7 @@ pub struct HttpDoors {
 
 impl HttpDoors {
     /// The HTTP doors of a server that listens on `listen`.
-    pub fn new(app: Arc<App>, listen: std::net::SocketAddr) -> Self {
+    pub(crate) fn new(app: Arc<App>, listen: std::net::SocketAddr) -> Self {
         let hosts = Arc::new(AllowedHosts::new(&app.config.allowed_hosts, listen));
         Self {
             mcp: mcp::McpEndpoint::new(app.clone()),
@@ -45,7 +45,7 @@ impl HttpDoors {
     }
 
     /// The router of all paths. Requests must carry their [`DoorKind`] as an extension.
-    pub fn router(&self) -> Router {
+    pub(crate) fn router(&self) -> Router {
         Router::new()
             .route("/mcp", any(mcp::serve))
             .route("/api/tools/{name}", any(rest::call_tool))
@@ -88,7 +88,7 @@ impl HttpDoors {
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Middleware of every request: request id, Host and Origin check, log, and a 500 response when a handler panics.
-async fn common_middleware(State(doors): State<HttpDoors>, mut request: Request, next: Next) -> Response {
+async fn common_middleware(State(doors): State<HttpDoors>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(&request);
     let door = request.extensions().get::<DoorKind>().copied();
@@ -104,7 +104,6 @@ async fn common_middleware(State(doors): State<HttpDoors>, mut request: Request,
         None => Some("the request came by no known door"),
     };
     let name = door_name(door, &path);
-    request.extensions_mut().insert(HttpRequestId(id.clone()));
     let answer = async {
         match refused {
             Some(why) => reply::error(&Error::permission_denied(why)),
@@ -138,10 +137,6 @@ async fn common_middleware(State(doors): State<HttpDoors>, mut request: Request,
     }
     response
 }
-
-/// A request's id, as an extension of the request, for log lines.
-#[derive(Debug, Clone)]
-pub struct HttpRequestId(pub HeaderValue);
 
 /// The client's `X-Request-Id` if it has at most 64 letters, digits, `-`, `_` and `.`, else a new id.
 fn request_id(request: &Request) -> HeaderValue {

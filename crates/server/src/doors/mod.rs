@@ -9,28 +9,28 @@
 //!   and stdout handed off by agents' clients. [`connections`]: which connections of these two doors are open.
 //! - [`body`]: reads request bodies. [`allowed_hosts`]: the Host and Origin check. [`reply`]: responses they share.
 
-pub mod access;
-pub mod allowed_hosts;
-pub mod body;
+pub(crate) mod access;
+pub(crate) mod allowed_hosts;
+pub(crate) mod body;
 mod connections;
-pub mod console;
-pub mod control;
-pub mod files;
-pub mod handoff;
-pub mod http;
-pub mod mcp;
-pub mod net;
-pub mod openapi;
-pub mod relay;
-pub mod reply;
-pub mod rest;
-pub mod sse;
+pub(crate) mod console;
+pub(crate) mod control;
+pub(crate) mod files;
+pub(crate) mod handoff;
+pub(crate) mod http;
+pub(crate) mod mcp;
+pub(crate) mod net;
+pub(crate) mod openapi;
+pub(crate) mod relay;
+pub(crate) mod reply;
+pub(crate) mod rest;
+pub(crate) mod sse;
 
 use std::net::IpAddr;
 
 /// The kind of door a connection came in by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DoorKind {
+pub(crate) enum DoorKind {
     /// The network.
     Network {
         /// The client's address.

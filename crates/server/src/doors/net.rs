@@ -26,7 +26,7 @@ const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(18);
 
 /// Listens on an address; the error text says what to do about the failure.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
+pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|e| {
         let remedy = match e.kind() {
             std::io::ErrorKind::AddrInUse => {
@@ -45,7 +45,7 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Reads certificate and key from their files.
-pub fn load_tls(files: &TlsFiles) -> Result<TlsAcceptor> {
+pub(crate) fn load_tls(files: &TlsFiles) -> Result<TlsAcceptor> {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
     let bad = |path: &Path, why: String| Error::invalid(format!("{}: {why}", path.display()));
     let certificates = CertificateDer::pem_file_iter(&files.cert)
@@ -69,7 +69,7 @@ pub fn load_tls(files: &TlsFiles) -> Result<TlsAcceptor> {
 
 /// Accepts TCP connections until `stopping` is cancelled. Open connections are tracked in `open` and finish by
 /// themselves.
-pub async fn serve_tcp(
+pub(crate) async fn serve_tcp(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     router: Router,
@@ -104,7 +104,7 @@ pub async fn serve_tcp(
 }
 
 /// Accepts connections to the control socket until `stopping` is cancelled, from the home's owner only.
-pub async fn serve_control(
+pub(crate) async fn serve_control(
     listener: UnixListener,
     router: Router,
     stopping: CancellationToken,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::actions::{self, ActionDefinition};
 
 /// The OpenAPI document of `/api`.
-pub fn document() -> Value {
+pub(crate) fn document() -> Value {
     let mut paths = serde_json::Map::new();
     for definition in actions::all() {
         paths.insert(

@@ -31,14 +31,14 @@ use super::connections::{ConnectionTable, TooManyConnections};
 use crate::app::App;
 
 /// The open connections to all relay sockets.
-pub struct RelayConnections {
+pub(crate) struct RelayConnections {
     app: Weak<App>,
     open: ConnectionTable<RpcPeer>,
 }
 
 impl RelayConnections {
     /// For a server that is still being constructed.
-    pub fn new(app: Weak<App>) -> Self {
+    pub(crate) fn new(app: Weak<App>) -> Self {
         Self {
             app,
             open: ConnectionTable::default(),
@@ -46,7 +46,7 @@ impl RelayConnections {
     }
 
     /// Serves a new connection to a session's relay socket.
-    pub fn accept(&self, session: SessionId, stream: UnixStream) {
+    pub(crate) fn accept(&self, session: SessionId, stream: UnixStream) {
         let handler = Arc::new(RelayConnection {
             app: self.app.clone(),
             session: session.clone(),
@@ -71,7 +71,7 @@ impl RelayConnections {
     }
 
     /// Closes every connection of a session.
-    pub fn close(&self, session: &SessionId) {
+    pub(crate) fn close(&self, session: &SessionId) {
         self.open.close_all(session);
     }
 }

@@ -9,7 +9,7 @@ use oubliette_protocol::{Error, ErrorCode, id::quoted};
 use serde::Serialize;
 
 /// A response with a JSON body.
-pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
+pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response {
     match serde_json::to_vec(body) {
         Ok(bytes) => {
             // Not cached: a response may hold a secret that is shown once.
@@ -27,13 +27,13 @@ pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
 }
 
 /// An error, with the HTTP status of its code.
-pub fn error(error: &Error) -> Response {
+pub(crate) fn error(error: &Error) -> Response {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     error_with_status(status, error)
 }
 
 /// An error, with another HTTP status than its code's.
-pub fn error_with_status(status: StatusCode, error: &Error) -> Response {
+pub(crate) fn error_with_status(status: StatusCode, error: &Error) -> Response {
     let mut response = json(status, &error.body());
     if error.code == ErrorCode::Unauthenticated {
         response
@@ -44,7 +44,7 @@ pub fn error_with_status(status: StatusCode, error: &Error) -> Response {
 }
 
 /// 429: the client may try again after `wait`.
-pub fn too_many_requests(what: &str, wait: std::time::Duration) -> Response {
+pub(crate) fn too_many_requests(what: &str, wait: std::time::Duration) -> Response {
     let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
     let mut response = error(&Error::limit_exceeded(format!(
         "{what}; try again in {seconds} s"
@@ -56,18 +56,18 @@ pub fn too_many_requests(what: &str, wait: std::time::Duration) -> Response {
 }
 
 /// 413: the body is larger than `most` bytes.
-pub fn body_too_large(most: usize) -> Response {
+pub(crate) fn body_too_large(most: usize) -> Response {
     let error = Error::limit_exceeded(format!("the body is larger than {} MiB", most / 1024 / 1024));
     error_with_status(StatusCode::PAYLOAD_TOO_LARGE, &error)
 }
 
 /// 404: no such path.
-pub fn not_found(path: &str) -> Response {
+pub(crate) fn not_found(path: &str) -> Response {
     error(&Error::not_found(format!("there is nothing at {}", quoted(path))))
 }
 
 /// 405: the path does not have the request's method.
-pub fn method_not_allowed(allowed: &'static str) -> Response {
+pub(crate) fn method_not_allowed(allowed: &'static str) -> Response {
     let error = Error::invalid(format!("this path takes {allowed}"));
     let mut response = error_with_status(StatusCode::METHOD_NOT_ALLOWED, &error);
     response
@@ -77,7 +77,7 @@ pub fn method_not_allowed(allowed: &'static str) -> Response {
 }
 
 /// A body written by agents or users, with headers that keep a browser from running it as a page of this server.
-pub fn untrusted_bytes(content_type: &'static str, body: Body) -> Response {
+pub(crate) fn untrusted_bytes(content_type: &'static str, body: Body) -> Response {
     let headers = [
         (header::CONTENT_TYPE, content_type),
         (header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'"),

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// `POST /api/tools/{name}`: performs the action of that name with the body as its arguments.
-pub async fn call_tool(
+pub(crate) async fn call_tool(
     State(doors): State<HttpDoors>,
     Extension(door): Extension<DoorKind>,
     Path(name): Path<String>,
@@ -104,7 +104,7 @@ async fn read_object(headers: &HeaderMap, body: Body) -> Result<JsonObject, Rest
 }
 
 /// `GET /api/openapi.json`.
-pub async fn openapi() -> Response {
+pub(crate) async fn openapi() -> Response {
     static DOCUMENT: std::sync::OnceLock<Arc<[u8]>> = std::sync::OnceLock::new();
     let document = DOCUMENT.get_or_init(|| openapi::document().to_string().into_bytes().into());
     let headers = [(header::CONTENT_TYPE, "application/json")];
@@ -118,7 +118,7 @@ struct LoginRequest {
 }
 
 /// `POST /api/login {token}`: exchanges a token for a login cookie.
-pub async fn login(
+pub(crate) async fn login(
     State(doors): State<HttpDoors>,
     Extension(door): Extension<DoorKind>,
     headers: HeaderMap,
@@ -184,7 +184,7 @@ async fn audit_login(
 }
 
 /// `POST /api/logout`: invalidates the login cookie and has the browser delete it.
-pub async fn logout(State(doors): State<HttpDoors>, headers: HeaderMap) -> Response {
+pub(crate) async fn logout(State(doors): State<HttpDoors>, headers: HeaderMap) -> Response {
     if let Some(cookie) = access::login_cookie(&headers) {
         let whose = doors.app.auth.authenticate_cookie(cookie).await;
         if let Err(error) = doors.app.auth.logout(cookie).await {

@@ -30,7 +30,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// The query of a session's event stream.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SessionStreamQuery {
+pub(crate) struct SessionStreamQuery {
     since_index: Option<i64>,
     caller_id: Option<CallerId>,
 }
@@ -38,7 +38,7 @@ pub struct SessionStreamQuery {
 /// The query of the debugger's event stream.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DebuggerStreamQuery {
+pub(crate) struct DebuggerStreamQuery {
     session_id: Option<SessionId>,
     agent: Option<Slug>,
     /// Kinds of events, separated by commas; all if absent.
@@ -56,7 +56,7 @@ fn start_index(headers: &HeaderMap, asked: Option<i64>) -> i64 {
 }
 
 /// `GET /api/sessions/{id}/events`: a session's events. With `caller_id` the stream marks that caller as present.
-pub async fn session_events(
+pub(crate) async fn session_events(
     State(doors): State<HttpDoors>,
     Extension(door): Extension<DoorKind>,
     Path(id): Path<String>,
@@ -105,7 +105,7 @@ pub async fn session_events(
 }
 
 /// `GET /api/debugger`: the debugger's events, within the grant's project.
-pub async fn debugger_events(
+pub(crate) async fn debugger_events(
     State(doors): State<HttpDoors>,
     Extension(door): Extension<DoorKind>,
     query: Result<Query<DebuggerStreamQuery>, axum::extract::rejection::QueryRejection>,

@@ -27,13 +27,13 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The OTLP collector spans are sent to.
 #[derive(Debug, Clone)]
-pub struct OtlpCollector {
+pub(crate) struct OtlpCollector {
     url: Url,
 }
 
 impl OtlpCollector {
     /// Parses `[otlp] endpoint`: a base URL, as other OTLP exporters take it; `/v1/traces` is appended if missing.
-    pub fn parse(endpoint: &str) -> Result<Self> {
+    pub(crate) fn parse(endpoint: &str) -> Result<Self> {
         let bad = |why: &str| {
             Error::invalid(format!(
                 "[otlp] endpoint {why}: use the base URL of an OTLP/HTTP collector, like \"http://127.0.0.1:4318\""

@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::StreamMap;
 use tokio_util::sync::CancellationToken;
 
-pub use self::exporter::OtlpCollector;
+pub(crate) use self::exporter::OtlpCollector;
 use self::{exporter::SpanQueue, span::OtlpSpan, turns::TurnTracker};
 
 /// How many of a session's last events are searched for the beginning of the turn its context is built for.
@@ -36,7 +36,7 @@ const READ_BATCH: usize = 512;
 
 /// The running export: one task that watches the logs, one that sends spans.
 #[derive(Debug)]
-pub struct Telemetry {
+pub(crate) struct Telemetry {
     stop: CancellationToken,
     watch_task: JoinHandle<()>,
     send_task: JoinHandle<()>,
@@ -44,7 +44,11 @@ pub struct Telemetry {
 
 impl Telemetry {
     /// Starts exporting to `collector` what happens from now on.
-    pub async fn start(collector: OtlpCollector, store: Store, sessions: Arc<Sessions>) -> Result<Self> {
+    pub(crate) async fn start(
+        collector: OtlpCollector,
+        store: Store,
+        sessions: Arc<Sessions>,
+    ) -> Result<Self> {
         let last_seen = store.debugger().last_index().await?;
         let (queue, sending) = collector.connect()?;
         let watcher = TelemetryWatcher {
@@ -64,7 +68,7 @@ impl Telemetry {
     }
 
     /// Stops watching and sends the remaining spans, as far as that can be done within `timeout`.
-    pub async fn finish(mut self, timeout: Duration) {
+    pub(crate) async fn finish(mut self, timeout: Duration) {
         self.stop.cancel();
         let sent = async {
             let _ = (&mut self.watch_task).await;

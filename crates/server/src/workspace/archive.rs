@@ -22,7 +22,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Packs a workspace on a blocking thread; the returned channel yields the archive in chunks, as fast as they are
 /// read. An error ends the stream early, which gzip readers detect.
-pub fn pack(workspace: &Path) -> Result<mpsc::Receiver<io::Result<Bytes>>> {
+pub(crate) fn pack(workspace: &Path) -> Result<mpsc::Receiver<io::Result<Bytes>>> {
     let root = files::open_root_for_reading(workspace)?;
     let (sender, receiver) = mpsc::channel(4);
     tokio::task::spawn_blocking(move || {

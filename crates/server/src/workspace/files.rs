@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    io::{Read as _, Write as _},
+    io::Write as _,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -22,11 +22,11 @@ const MAX_PATH_BYTES: usize = 4096;
 
 /// A path relative to a workspace's root, as its components; none is `..`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkspacePath(Vec<String>);
+pub(crate) struct WorkspacePath(Vec<String>);
 
 impl WorkspacePath {
     /// Parses the percent-decoded path of a URL. Empty is the root.
-    pub fn parse(path: &str) -> Result<Self> {
+    pub(crate) fn parse(path: &str) -> Result<Self> {
         let bad = || Error::invalid(format!("{} is not a path in a workspace", quoted(path)));
         if path.len() > MAX_PATH_BYTES || path.contains('\0') {
             return Err(bad());
@@ -58,7 +58,7 @@ impl std::fmt::Display for WorkspacePath {
 }
 
 /// An open file, or the entries of a folder.
-pub enum FileOrFolder {
+pub(crate) enum FileOrFolder {
     /// An open file and its size in bytes.
     File(File, u64),
     /// A folder's entries.
@@ -67,7 +67,7 @@ pub enum FileOrFolder {
 
 /// One entry of a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FolderEntry {
+pub(crate) struct FolderEntry {
     /// File name.
     pub name: String,
     /// `file`, `directory`, `symlink` or `other`.
@@ -132,7 +132,7 @@ fn path_error(path: &WorkspacePath, error: Errno) -> Error {
 }
 
 /// Opens the file or lists the folder at a path.
-pub fn open_path(workspace: &Path, path: &WorkspacePath) -> Result<FileOrFolder> {
+pub(crate) fn open_path(workspace: &Path, path: &WorkspacePath) -> Result<FileOrFolder> {
     let root = open_root(workspace)?;
     // NONBLOCK, because opening a FIFO without a writer would block the thread for ever.
     let fd = open_beneath(
@@ -193,7 +193,7 @@ fn kind(of: FileType) -> &'static str {
 }
 
 /// Writes a file atomically, so that readers see the old or the new content, and creates its parent folders.
-pub fn write_file(workspace: &Path, path: &WorkspacePath, content: &[u8]) -> Result<()> {
+pub(crate) fn write_file(workspace: &Path, path: &WorkspacePath, content: &[u8]) -> Result<()> {
     let Some((name, parents)) = path.0.split_last() else {
         return Err(Error::invalid("name a file: the workspace itself is a folder"));
     };
@@ -248,7 +248,7 @@ pub fn write_file(workspace: &Path, path: &WorkspacePath, content: &[u8]) -> Res
 }
 
 /// Removes a file, a symbolic link or an empty folder.
-pub fn remove_path(workspace: &Path, path: &WorkspacePath) -> Result<()> {
+pub(crate) fn remove_path(workspace: &Path, path: &WorkspacePath) -> Result<()> {
     let Some((name, parents)) = path.0.split_last() else {
         return Err(Error::invalid(
             "the workspace itself is removed with workspace_delete",
@@ -271,28 +271,26 @@ pub(super) fn open_root_for_reading(workspace: &Path) -> Result<OwnedFd> {
     open_beneath(&root, Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY).map_err(Error::internal)
 }
 
-/// Reads at most `max_bytes` bytes of a file.
-pub fn read_file(workspace: &Path, path: &WorkspacePath, max_bytes: u64) -> Result<Vec<u8>> {
-    match open_path(workspace, path)? {
-        FileOrFolder::File(file, _) => {
-            let mut bytes = Vec::new();
-            file.take(max_bytes)
-                .read_to_end(&mut bytes)
-                .map_err(Error::internal)?;
-            Ok(bytes)
-        }
-        FileOrFolder::Folder(_) => Err(path_error(path, Errno::ISDIR)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{io::Read as _, os::unix::fs::symlink};
 
     use oubliette_protocol::ErrorCode;
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Reads at most `max_bytes` bytes of a file.
+    fn read_file(workspace: &Path, path: &WorkspacePath, max_bytes: u64) -> Result<Vec<u8>> {
+        match open_path(workspace, path)? {
+            FileOrFolder::File(file, _) => {
+                let mut bytes = Vec::new();
+                file.take(max_bytes).read_to_end(&mut bytes).unwrap();
+                Ok(bytes)
+            }
+            FileOrFolder::Folder(_) => Err(path_error(path, Errno::ISDIR)),
+        }
+    }
 
     fn parsed(path: &str) -> WorkspacePath {
         WorkspacePath::parse(path).unwrap()

@@ -4,9 +4,9 @@
 //! by the kernel ([`files`]), git works on it with a repository outside it ([`git`]), and an archive holds
 //! symbolic links as links ([`archive`]).
 
-pub mod archive;
-pub mod files;
-pub mod git;
+pub(crate) mod archive;
+pub(crate) mod files;
+pub(crate) mod git;
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use oubliette_protocol::{Error, ProjectId, Result, WorkspaceId};
 use crate::app::App;
 
 /// Creates a workspace's folder and, with a remote, clones it and records the content as the baseline of later diffs.
-pub async fn create(
+pub(crate) async fn create(
     app: &App,
     project: &ProjectId,
     workspace: &WorkspaceId,
@@ -33,7 +33,7 @@ pub async fn create(
 }
 
 /// Path of the git repository used to diff a workspace. It is outside the sandbox, so the agent cannot change it.
-pub fn repository(app: &App, project: &ProjectId, workspace: &WorkspaceId) -> PathBuf {
+pub(crate) fn repository(app: &App, project: &ProjectId, workspace: &WorkspaceId) -> PathBuf {
     app.home
         .project_dir(project)
         .join("git")
@@ -41,13 +41,13 @@ pub fn repository(app: &App, project: &ProjectId, workspace: &WorkspaceId) -> Pa
 }
 
 /// Removes a workspace's files. A failure is only logged, since its row is already deleted.
-pub async fn remove(app: &App, project: &ProjectId, workspace: &WorkspaceId) {
+pub(crate) async fn remove(app: &App, project: &ProjectId, workspace: &WorkspaceId) {
     remove_dir(app.home.workspace_dir(project, workspace)).await;
     remove_dir(repository(app, project, workspace)).await;
 }
 
 /// Removes all of a project's files.
-pub async fn remove_project(app: &App, project: &ProjectId) {
+pub(crate) async fn remove_project(app: &App, project: &ProjectId) {
     remove_dir(app.home.project_dir(project)).await;
 }
 

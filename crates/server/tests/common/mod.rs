@@ -14,13 +14,7 @@ use std::sync::Arc;
 
 use oubliette_home::HomeDir;
 use oubliette_protocol::{ProjectId, Scope, SessionId, WorkspaceId, event::SessionStatus};
-use oubliette_server::{
-    app::App,
-    auth::{TokenSpec, expose},
-    config::ServerConfig,
-    first_run,
-    lifecycle::{self, RunningServer, ServeOptions},
-};
+use oubliette_server::testing::{self, App, RunningServer, ServeOptions, ServerConfig, TokenSpec, expose};
 use oubliette_store::SessionRow;
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
@@ -44,17 +38,17 @@ impl InProcessServer {
     pub async fn start_with(config: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let home = HomeDir::at(dir.path().join("home")).unwrap();
-        first_run::create_home(&home).unwrap();
+        testing::create_home(&home).unwrap();
         let mut config = ServerConfig::parse(config, "oubliette.toml", &|_| None).unwrap();
         config.listen = "127.0.0.1:0".parse().unwrap();
-        let running = lifecycle::start(ServeOptions {
+        let running = testing::start(ServeOptions {
             home,
             config,
             insecure: false,
         })
         .await
         .unwrap();
-        let admin = first_run::populate(&running.app).await.unwrap().unwrap();
+        let admin = testing::populate(&running.app).await.unwrap().unwrap();
         Self {
             app: running.app.clone(),
             url: running.url(),

@@ -4,7 +4,7 @@
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
 use oubliette_protocol::{ProjectId, Scope, SessionId, TokenId, WorkspaceId};
-use oubliette_server::{actions, auth::TokenSpec};
+use oubliette_server::testing::{TokenSpec, actions};
 use serde_json::{Value, json};
 
 use super::common::InProcessServer;

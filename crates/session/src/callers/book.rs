@@ -25,7 +25,7 @@ use super::{
 
 /// The principal behind a declaration, by its token; `None` is the owner of the home directory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct PrincipalId(pub Option<TokenId>);
+pub(crate) struct PrincipalId(pub Option<TokenId>);
 
 /// Timeouts and limits of caller tool calls.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ impl Default for RelayLimits {
 
 /// How a call ended.
 #[derive(Debug, Clone, PartialEq)]
-pub enum CallEnding {
+pub(crate) enum CallEnding {
     /// The caller answered with this result.
     Answered(Value),
     /// The caller answered with this error.
@@ -68,7 +68,7 @@ pub enum CallEnding {
 
 impl CallEnding {
     /// The ending as it is written to the event log.
-    pub fn outcome(&self) -> CallerToolOutcome {
+    pub(crate) fn outcome(&self) -> CallerToolOutcome {
         match self {
             CallEnding::Answered(_) => CallerToolOutcome::Answered,
             CallEnding::Failed(_) => CallerToolOutcome::Error,
@@ -81,11 +81,9 @@ impl CallEnding {
 
 /// A call that has ended, and what waits for it. Whoever receives it has to log the end and inform `waiter`.
 #[derive(Debug)]
-pub struct EndedCall<W> {
+pub(crate) struct EndedCall<W> {
     /// The call's request.
     pub request_id: RequestId,
-    /// The caller whose tool was called.
-    pub caller_id: CallerId,
     /// What waits for the result.
     pub waiter: W,
     /// How it ended.
@@ -94,7 +92,7 @@ pub struct EndedCall<W> {
 
 /// Why an answer was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnswerRefusal {
+pub(crate) enum AnswerRefusal {
     /// There is no such request, or it ended unanswered.
     NotFound,
     /// The request was answered already.
@@ -105,7 +103,7 @@ pub enum AnswerRefusal {
 
 impl AnswerRefusal {
     /// The refusal as text for the debugger.
-    pub fn reason(self) -> &'static str {
+    pub(crate) fn reason(self) -> &'static str {
         match self {
             AnswerRefusal::NotFound => "no such request is open: it is unknown, or its answer came too late",
             AnswerRefusal::AlreadyAnswered => "the request was answered already",
@@ -114,7 +112,7 @@ impl AnswerRefusal {
     }
 
     /// The refusal as an error for the client.
-    pub fn error(self) -> Error {
+    pub(crate) fn error(self) -> Error {
         match self {
             AnswerRefusal::NotFound => Error::not_found(self.reason()),
             AnswerRefusal::AlreadyAnswered => Error::conflict(self.reason()),
@@ -125,7 +123,7 @@ impl AnswerRefusal {
 
 /// Who declared a caller's tools, and over which connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Declarer {
+pub(crate) struct Declarer {
     /// The declaring principal.
     pub principal: PrincipalId,
     /// The stateful MCP session the declaration came over, if it came over one.
@@ -158,7 +156,7 @@ struct OpenCall<W> {
 
 /// The callers and open calls of one session.
 #[derive(Debug)]
-pub struct CallerBook<W> {
+pub(crate) struct CallerBook<W> {
     limits: RelayLimits,
     callers: IndexMap<CallerId, DeclaredCaller>,
     /// Open calls by number, in the order they were opened. All have the same timeout, so this is also the
@@ -173,7 +171,7 @@ pub struct CallerBook<W> {
 
 impl<W> CallerBook<W> {
     /// A book without callers and calls.
-    pub fn new(limits: RelayLimits) -> Self {
+    pub(crate) fn new(limits: RelayLimits) -> Self {
         Self {
             limits,
             callers: IndexMap::new(),
@@ -187,7 +185,7 @@ impl<W> CallerBook<W> {
 
     /// The principal that owns a caller id now: it lends tools or has open calls under the id, and is present
     /// or absent for less than the grace. `None` when any principal may declare the id.
-    pub fn live_owner(&self, caller_id: &CallerId, now: Instant) -> Option<&PrincipalId> {
+    pub(crate) fn live_owner(&self, caller_id: &CallerId, now: Instant) -> Option<&PrincipalId> {
         let caller = self.callers.get(caller_id)?;
         let lent = !caller.declaration.tools.is_empty() || !caller.open.is_empty();
         let there = caller
@@ -199,7 +197,7 @@ impl<W> CallerBook<W> {
 
     /// Replaces what a caller lends; an empty declaration withdraws it. `holds` are the streams and polls the
     /// caller already has open. Returns the calls that end because another principal took the id over.
-    pub fn declare(
+    pub(crate) fn declare(
         &mut self,
         declarer: Declarer,
         declaration: CallerDeclaration,
@@ -255,14 +253,14 @@ impl<W> CallerBook<W> {
     }
 
     /// Notes that the declaring token was revoked or has expired, so that another principal may take the id.
-    pub fn mark_token_revoked(&mut self, caller_id: &CallerId) {
+    pub(crate) fn mark_token_revoked(&mut self, caller_id: &CallerId) {
         if let Some(caller) = self.callers.get_mut(caller_id) {
             caller.token_revoked = true;
         }
     }
 
     /// The declarations with at least one tool, in the order they were first made.
-    pub fn declarations(&self) -> Vec<Arc<CallerDeclaration>> {
+    pub(crate) fn declarations(&self) -> Vec<Arc<CallerDeclaration>> {
         self.callers
             .values()
             .filter(|c| !c.declaration.tools.is_empty())
@@ -271,12 +269,12 @@ impl<W> CallerBook<W> {
     }
 
     /// The principal behind a caller's declaration.
-    pub fn owner(&self, caller_id: &CallerId) -> Option<&PrincipalId> {
+    pub(crate) fn owner(&self, caller_id: &CallerId) -> Option<&PrincipalId> {
         self.callers.get(caller_id).map(|c| &c.declarer.principal)
     }
 
     /// Opens a call of a lent tool. Fails when the caller does not lend it or too many calls are open.
-    pub fn open_call(
+    pub(crate) fn open_call(
         &mut self,
         request_id: RequestId,
         caller_id: &CallerId,
@@ -317,14 +315,14 @@ impl<W> CallerBook<W> {
     }
 
     /// Notes the log index of a call's request event.
-    pub fn set_log_index(&mut self, request_id: &RequestId, index: i64) {
+    pub(crate) fn set_log_index(&mut self, request_id: &RequestId, index: i64) {
         if let Some(open) = self.numbers.get(request_id).and_then(|n| self.open.get_mut(n)) {
             open.log_index = Some(index);
         }
     }
 
     /// Ends a call with an answer, if `who` is the principal that declared the caller.
-    pub fn answer(
+    pub(crate) fn answer(
         &mut self,
         request_id: &RequestId,
         who: &PrincipalId,
@@ -345,13 +343,13 @@ impl<W> CallerBook<W> {
     }
 
     /// Ends a call as cancelled; `None` when it is not open.
-    pub fn cancel(&mut self, request_id: &RequestId) -> Option<EndedCall<W>> {
+    pub(crate) fn cancel(&mut self, request_id: &RequestId) -> Option<EndedCall<W>> {
         let number = *self.numbers.get(request_id)?;
         self.end(number, CallEnding::Cancelled)
     }
 
     /// Notes a stream, poll or waiting message opened by the callers for which `matches` is true.
-    pub fn add_hold(&mut self, hold: HoldId, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+    pub(crate) fn add_hold(&mut self, hold: HoldId, matches: impl Fn(&CallerId, &Declarer) -> bool) {
         for (id, caller) in &mut self.callers {
             if matches(id, &caller.declarer) {
                 caller.presence.add_hold(hold);
@@ -360,14 +358,14 @@ impl<W> CallerBook<W> {
     }
 
     /// Notes the end of a stream, poll or waiting message.
-    pub fn end_hold(&mut self, hold: HoldId, how: HoldEnd, now: Instant) {
+    pub(crate) fn end_hold(&mut self, hold: HoldId, how: HoldEnd, now: Instant) {
         for caller in self.callers.values_mut() {
             caller.presence.end_hold(hold, how, now, self.limits.linger);
         }
     }
 
     /// Marks the callers for which `matches` is true as absent, even if they seem to have streams open.
-    pub fn mark_left(&mut self, now: Instant, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+    pub(crate) fn mark_left(&mut self, now: Instant, matches: impl Fn(&CallerId, &Declarer) -> bool) {
         for (id, caller) in &mut self.callers {
             if matches(id, &caller.declarer) {
                 caller.presence.mark_left(now);
@@ -376,14 +374,14 @@ impl<W> CallerBook<W> {
     }
 
     /// Whether a caller is present.
-    pub fn is_present(&self, caller_id: &CallerId, now: Instant) -> bool {
+    pub(crate) fn is_present(&self, caller_id: &CallerId, now: Instant) -> bool {
         self.callers
             .get(caller_id)
             .is_some_and(|c| c.presence.absent_since(now).is_none())
     }
 
     /// Ends the calls that have timed out or whose caller has been absent for too long.
-    pub fn tick(&mut self, now: Instant) -> Vec<EndedCall<W>> {
+    pub(crate) fn tick(&mut self, now: Instant) -> Vec<EndedCall<W>> {
         let mut due: Vec<(u64, CallEnding)> = Vec::new();
         for caller in self.callers.values() {
             let Some(since) = caller.presence.absent_since(now) else {
@@ -407,7 +405,7 @@ impl<W> CallerBook<W> {
     }
 
     /// When [`tick`](Self::tick) next has something to do, if nothing else happens.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let timeout = self
             .open
             .values()
@@ -421,7 +419,7 @@ impl<W> CallerBook<W> {
     }
 
     /// Ends every call. Nothing can be opened or declared afterwards.
-    pub fn close(&mut self) -> Vec<EndedCall<W>> {
+    pub(crate) fn close(&mut self) -> Vec<EndedCall<W>> {
         self.closed = true;
         let numbers: Vec<u64> = self.open.keys().copied().collect();
         let ended = numbers
@@ -433,7 +431,7 @@ impl<W> CallerBook<W> {
     }
 
     /// The log indexes of the open requests of the callers for which `matches` is true, oldest call first.
-    pub fn open_request_indexes(&self, matches: impl Fn(&CallerId, &Declarer) -> bool) -> Vec<i64> {
+    pub(crate) fn open_request_indexes(&self, matches: impl Fn(&CallerId, &Declarer) -> bool) -> Vec<i64> {
         let callers = self.callers.iter().filter(|(id, c)| matches(id, &c.declarer));
         let numbers: BTreeSet<u64> = callers.flat_map(|(_, c)| c.open.iter().copied()).collect();
         numbers
@@ -449,7 +447,7 @@ impl<W> CallerBook<W> {
     }
 
     /// How many calls are open.
-    pub fn open_calls(&self) -> usize {
+    pub(crate) fn open_calls(&self) -> usize {
         self.open.len()
     }
 
@@ -487,7 +485,6 @@ impl<W> CallerBook<W> {
         self.recently_ended.remember(&open.request_id, open.owner, recent);
         Some(EndedCall {
             request_id: open.request_id,
-            caller_id: open.caller_id,
             waiter: open.waiter,
             ending,
         })

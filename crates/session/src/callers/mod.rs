@@ -6,9 +6,9 @@
 //! - `redelivery`: reads open requests back from the log for a caller that has reconnected.
 //! - [`CallerRelay`]: connects the book with the clock, the event log and the waiting calls.
 
-pub mod book;
-pub mod presence;
-pub mod presence_tracker;
+pub(crate) mod book;
+mod presence;
+pub(crate) mod presence_tracker;
 mod recently_ended;
 mod redelivery;
 

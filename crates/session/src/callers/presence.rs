@@ -10,11 +10,11 @@ use std::{
 
 /// Identifies one open stream, poll or waiting message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HoldId(pub u64);
+pub(crate) struct HoldId(pub u64);
 
 /// How a stream, poll or waiting message ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HoldEnd {
+pub(crate) enum HoldEnd {
     /// Oubliette completed it with an answer.
     Answered,
     /// The caller closed the connection before it was answered.
@@ -23,7 +23,7 @@ pub enum HoldEnd {
 
 /// One caller's presence in one session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Presence {
+pub(super) struct Presence {
     holds: HashSet<HoldId>,
     /// When there are no holds: the moment from which the caller is absent.
     until: Instant,
@@ -31,7 +31,7 @@ pub struct Presence {
 
 impl Presence {
     /// Present while one of these holds is open; without any, until the given moment.
-    pub fn new(holds: impl IntoIterator<Item = HoldId>, until: Instant) -> Self {
+    pub(super) fn new(holds: impl IntoIterator<Item = HoldId>, until: Instant) -> Self {
         Self {
             holds: holds.into_iter().collect(),
             until,
@@ -39,22 +39,22 @@ impl Presence {
     }
 
     /// Since when the caller is absent; `None` while it is present.
-    pub fn absent_since(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn absent_since(&self, now: Instant) -> Option<Instant> {
         (self.holds.is_empty() && self.until <= now).then_some(self.until)
     }
 
     /// When the caller becomes absent if nothing else happens; `None` while it holds something open.
-    pub fn absent_at(&self) -> Option<Instant> {
+    pub(super) fn absent_at(&self) -> Option<Instant> {
         self.holds.is_empty().then_some(self.until)
     }
 
     /// Notes an opened stream, poll or waiting message.
-    pub fn add_hold(&mut self, hold: HoldId) {
+    pub(super) fn add_hold(&mut self, hold: HoldId) {
         self.holds.insert(hold);
     }
 
     /// Notes its end; does nothing when it was not one of this caller's.
-    pub fn end_hold(&mut self, hold: HoldId, how: HoldEnd, now: Instant, linger: Duration) {
+    pub(super) fn end_hold(&mut self, hold: HoldId, how: HoldEnd, now: Instant, linger: Duration) {
         if self.holds.remove(&hold) {
             self.until = match how {
                 HoldEnd::Answered => now + linger,
@@ -64,7 +64,7 @@ impl Presence {
     }
 
     /// Marks the caller as absent, even if it seems to hold something open.
-    pub fn mark_left(&mut self, now: Instant) {
+    pub(super) fn mark_left(&mut self, now: Instant) {
         self.holds.clear();
         self.until = now;
     }

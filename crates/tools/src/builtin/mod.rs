@@ -111,7 +111,7 @@ async fn run_blocking(work: impl FnOnce() -> Result<CallResult> + Send + 'static
 }
 
 /// A built-in as it is registered: its description lists what the policy allows.
-pub fn tool_info(definition: &Definition) -> Arc<ToolInfo> {
+pub(crate) fn tool_info(definition: &Definition) -> Arc<ToolInfo> {
     let (what, input_schema) = match &definition.builtin_policy {
         BuiltinPolicy::FsRead { allowed_paths } => (
             format!(

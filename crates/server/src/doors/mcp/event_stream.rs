@@ -43,11 +43,11 @@ const EVENT_ID_PREFIX: &str = "e";
 /// The index a client has reached in each log, by the log's number in its MCP session; newest first. As text it is the
 /// event id of a frame, e.g. `e0.5-1.0`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct StreamPositions(Vec<(usize, i64)>);
+pub(crate) struct StreamPositions(Vec<(usize, i64)>);
 
 impl StreamPositions {
     /// Parses an event id of ours; `None` for any other.
-    pub fn parse(id: &str) -> Option<Self> {
+    pub(crate) fn parse(id: &str) -> Option<Self> {
         let rest = id.strip_prefix(EVENT_ID_PREFIX)?;
         let pairs = rest.split('-').map(|pair| {
             let (log, index) = pair.split_once('.')?;
@@ -83,13 +83,13 @@ impl std::fmt::Display for StreamPositions {
 }
 
 /// The resource URI of a session's log.
-pub fn events_uri(session: &oubliette_protocol::SessionId) -> String {
+pub(crate) fn events_uri(session: &oubliette_protocol::SessionId) -> String {
     format!("oubliette://sessions/{session}/events")
 }
 
 /// An event as the `notifications/message` that callers get.
 #[expect(deprecated, reason = "the notification this contract pushes events with")]
-pub fn event_notification(event: &SessionEvent) -> Result<ServerNotification> {
+pub(crate) fn event_notification(event: &SessionEvent) -> Result<ServerNotification> {
     use rmcp::model::{LoggingLevel, LoggingMessageNotification, LoggingMessageNotificationParam};
     let data = serde_json::to_value(event).map_err(oubliette_protocol::Error::internal)?;
     let mut params = LoggingMessageNotificationParam::new(LoggingLevel::Info, data);
@@ -130,7 +130,7 @@ impl Drop for EventPuller {
 
 /// The frames of a GET stream, after the positions of a client that resumes, else after its last message to each
 /// session.
-pub fn event_frames(
+pub(crate) fn event_frames(
     app: Arc<App>,
     mcp_session: Arc<McpSession>,
     resumed: StreamPositions,

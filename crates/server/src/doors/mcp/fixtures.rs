@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::handler::{is_legacy, wants_events};
 
 /// The environment variable that must be set besides the flag, so that fixtures are not served by mistake.
-pub const ENABLE_VARIABLE: &str = "OUBLIETTE_TEST_FIXTURES";
+pub(crate) const ENABLE_VARIABLE: &str = "OUBLIETTE_TEST_FIXTURES";
 
 /// A PNG of one red pixel.
 const PNG: &str =
@@ -43,12 +43,12 @@ const NAMES: &[&str] = &[
 ];
 
 /// All fixture tools.
-pub fn tools() -> impl Iterator<Item = Tool> {
+pub(crate) fn tools() -> impl Iterator<Item = Tool> {
     NAMES.iter().copied().map(tool)
 }
 
 /// Finds a fixture tool.
-pub fn find(name: &str) -> Option<Tool> {
+pub(crate) fn find(name: &str) -> Option<Tool> {
     NAMES.iter().copied().find(|n| *n == name).map(tool)
 }
 
@@ -92,7 +92,7 @@ fn schema(name: &str) -> Value {
 }
 
 /// Calls a fixture tool.
-pub async fn call(
+pub(crate) async fn call(
     request: CallToolRequestParams,
     context: RequestContext<RoleServer>,
 ) -> Result<CallToolResponse, ErrorData> {

@@ -5,6 +5,7 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
+    convert::Infallible,
     sync::{Arc, OnceLock},
 };
 
@@ -42,13 +43,13 @@ caller_tool_request event with caller_tool_response.";
 
 /// rmcp's server handler of one MCP session, or of one stateless request.
 #[derive(Clone)]
-pub struct McpHandler {
+pub(crate) struct McpHandler {
     app: Arc<App>,
 }
 
 impl McpHandler {
     /// A handler of a server's requests.
-    pub fn new(app: Arc<App>) -> Self {
+    pub(crate) fn new(app: Arc<App>) -> Self {
         Self { app }
     }
 
@@ -210,7 +211,7 @@ impl ServerHandler for McpHandler {
             }
             gone.cancel();
             // The action can see the cancellation but is not aborted: half a change is worse than a change without a client.
-            std::future::pending::<()>().await;
+            std::future::pending::<Infallible>().await
         };
         let work = actions::perform(
             &self.app,
@@ -221,7 +222,7 @@ impl ServerHandler for McpHandler {
         );
         let outcome = tokio::select! {
             outcome = work => outcome,
-            () = leaving => Err(Error::internal("unreachable")),
+            never = leaving => match never {},
         };
         Ok(tool_result(outcome).into())
     }
@@ -301,7 +302,7 @@ impl ServerHandler for McpHandler {
         let grant = Self::grant(&context)?;
         let (session, last) = resources::resolve_uri(&self.app, &grant, &request.uri).await?;
         if let Some(mcp_session) = self.mcp_session(&context) {
-            mcp_session.set_update_notifications(&session, last, true);
+            mcp_session.subscribe_updates(&session, last);
         }
         Ok(())
     }
@@ -312,9 +313,9 @@ impl ServerHandler for McpHandler {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let grant = Self::grant(&context)?;
-        let (session, last) = resources::resolve_uri(&self.app, &grant, &request.uri).await?;
+        let (session, _) = resources::resolve_uri(&self.app, &grant, &request.uri).await?;
         if let Some(mcp_session) = self.mcp_session(&context) {
-            mcp_session.set_update_notifications(&session, last, false);
+            mcp_session.unsubscribe_updates(&session);
         }
         Ok(())
     }
@@ -331,5 +332,6 @@ impl ServerHandler for McpHandler {
         resources::listen(&self.app, &grant, subscription).await
     }
 
+    // rmcp's own writes a log line for each client.
     async fn on_initialized(&self, _: NotificationContext<RoleServer>) {}
 }

@@ -45,7 +45,7 @@ struct SubscriptionState {
 
 /// An MCP session's subscription to the log of one Oubliette session.
 #[derive(Debug, Clone)]
-pub struct LogSubscription {
+pub(crate) struct LogSubscription {
     /// The Oubliette session.
     pub session: SessionId,
     /// A GET stream that is not resumed starts after this index.
@@ -63,7 +63,7 @@ const MAX_SESSIONS_PER_TOKEN: usize = 1000;
 
 impl McpSessions {
     /// Adds a new MCP session, which has no owner yet.
-    pub fn register(&self, id: &Arc<str>) -> Arc<McpSession> {
+    pub(crate) fn register(&self, id: &Arc<str>) -> Arc<McpSession> {
         let session = Arc::new(McpSession {
             id: id.clone(),
             version: OnceLock::new(),
@@ -78,7 +78,7 @@ impl McpSessions {
     }
 
     /// Removes an MCP session.
-    pub fn remove(&self, id: &str) -> Option<Arc<McpSession>> {
+    pub(crate) fn remove(&self, id: &str) -> Option<Arc<McpSession>> {
         self.by_id.lock().remove(id)
     }
 
@@ -88,17 +88,12 @@ impl McpSessions {
     }
 
     /// The number of MCP sessions.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_id.lock().len()
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The number of open GET streams.
-    pub fn stream_count(&self) -> usize {
+    pub(crate) fn stream_count(&self) -> usize {
         self.by_id
             .lock()
             .values()
@@ -108,7 +103,7 @@ impl McpSessions {
 
     /// Sets the owner of a new MCP session. Returns the idle ones of the same token that have to be closed to stay
     /// within the maximum.
-    pub fn set_owner(&self, id: &str, grant: &Grant) -> Vec<Arc<str>> {
+    pub(crate) fn set_owner(&self, id: &str, grant: &Grant) -> Vec<Arc<str>> {
         let all = self.by_id.lock();
         let Some(session) = all.get(id) else {
             return Vec::new();
@@ -126,7 +121,7 @@ impl McpSessions {
     }
 
     /// MCP sessions without an open request or stream that were not used for this long.
-    pub fn idle_longer_than(&self, longer_than: Duration) -> Vec<Arc<str>> {
+    pub(crate) fn idle_longer_than(&self, longer_than: Duration) -> Vec<Arc<str>> {
         let all = self.by_id.lock();
         let idle = all
             .values()
@@ -137,7 +132,7 @@ impl McpSessions {
 
 impl McpSession {
     /// The grant it was opened with; `None` while it is being initialized.
-    pub fn owner(&self) -> Option<&Grant> {
+    pub(crate) fn owner(&self) -> Option<&Grant> {
         self.owner.get()
     }
 
@@ -146,18 +141,18 @@ impl McpSession {
     }
 
     /// Whether it was opened with the same token.
-    pub fn belongs_to(&self, grant: &Grant) -> bool {
+    pub(crate) fn belongs_to(&self, grant: &Grant) -> bool {
         self.owner()
             .is_some_and(|owner| owner.token_id() == grant.token_id())
     }
 
     /// Sets its time of last use to now.
-    pub fn touch(&self) {
+    pub(crate) fn touch(&self) {
         *self.last_used.lock() = Instant::now();
     }
 
     /// Counts a request or stream as open until the guard is dropped; meanwhile the MCP session is not idle.
-    pub fn keep_open(self: &Arc<Self>) -> McpSessionGuard {
+    pub(crate) fn keep_open(self: &Arc<Self>) -> McpSessionGuard {
         self.open_count.fetch_add(1, Ordering::AcqRel);
         McpSessionGuard(self.clone())
     }
@@ -167,7 +162,7 @@ impl McpSession {
     }
 
     /// Whether its revision has priming events: SSE events with an id and no data.
-    pub fn supports_priming(&self) -> bool {
+    pub(crate) fn supports_priming(&self) -> bool {
         self.version.get().is_some_and(|v| v.as_str() >= "2025-11-25")
     }
 
@@ -196,38 +191,45 @@ impl McpSession {
         self.changes.send_modify(|n| *n += 1);
     }
 
-    /// Turns notifications of new events in a session's log on or off. `last` is the log's last index.
-    pub fn set_update_notifications(&self, session: &SessionId, last: i64, wanted: bool) {
+    /// Notifies of new events in a session's log from now on. `last` is the log's last index.
+    pub(crate) fn subscribe_updates(&self, session: &SessionId, last: i64) {
         let mut state = self.state.lock();
         match state.subscriptions.iter_mut().find(|l| l.session == *session) {
-            Some(log) => log.notify_updates = wanted,
-            None if wanted => {
-                state.subscriptions.push(LogSubscription {
-                    session: session.clone(),
-                    replay_after: last,
-                    last_sent: last,
-                    push_events: false,
-                    notify_updates: true,
-                });
-            }
-            None => {}
+            Some(log) => log.notify_updates = true,
+            None => state.subscriptions.push(LogSubscription {
+                session: session.clone(),
+                replay_after: last,
+                last_sent: last,
+                push_events: false,
+                notify_updates: true,
+            }),
+        }
+        drop(state);
+        self.changes.send_modify(|n| *n += 1);
+    }
+
+    /// Notifies no longer of new events in a session's log.
+    pub(crate) fn unsubscribe_updates(&self, session: &SessionId) {
+        let mut state = self.state.lock();
+        if let Some(log) = state.subscriptions.iter_mut().find(|l| l.session == *session) {
+            log.notify_updates = false;
         }
         drop(state);
         self.changes.send_modify(|n| *n += 1);
     }
 
     /// A counter that changes with every subscription and with every GET stream opened or closed.
-    pub fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
     /// The subscriptions. Their positions in this list never change: event ids refer to them.
-    pub fn subscriptions(&self) -> Vec<LogSubscription> {
+    pub(crate) fn subscriptions(&self) -> Vec<LogSubscription> {
         self.state.lock().subscriptions.clone()
     }
 
     /// Records that the event at `index` of the subscription numbered `log` is sent, and returns that subscription.
-    pub fn record_sent(&self, log: usize, index: i64) -> Option<LogSubscription> {
+    pub(crate) fn record_sent(&self, log: usize, index: i64) -> Option<LogSubscription> {
         let mut state = self.state.lock();
         let log = state.subscriptions.get_mut(log)?;
         log.last_sent = log.last_sent.max(index);
@@ -235,7 +237,7 @@ impl McpSession {
     }
 
     /// Adds a GET stream and returns its number. Messages go to this stream until a newer one is opened.
-    pub fn register_stream(&self) -> u64 {
+    pub(crate) fn register_stream(&self) -> u64 {
         let mut state = self.state.lock();
         let stream = state.next_stream;
         state.next_stream += 1;
@@ -246,20 +248,20 @@ impl McpSession {
     }
 
     /// Removes a GET stream.
-    pub fn unregister_stream(&self, stream: u64) {
+    pub(crate) fn unregister_stream(&self, stream: u64) {
         self.state.lock().streams.remove(&stream);
         self.changes.send_modify(|n| *n += 1);
     }
 
     /// Whether a GET stream is the newest: MCP demands that each message goes to one stream only.
-    pub fn is_newest_stream(&self, stream: u64) -> bool {
+    pub(crate) fn is_newest_stream(&self, stream: u64) -> bool {
         self.state.lock().streams.last() == Some(&stream)
     }
 }
 
 /// Counts one open request or stream of an MCP session; dropped, it counts as closed.
 #[derive(Debug)]
-pub struct McpSessionGuard(Arc<McpSession>);
+pub(crate) struct McpSessionGuard(Arc<McpSession>);
 
 impl Drop for McpSessionGuard {
     fn drop(&mut self) {

@@ -8,12 +8,12 @@
 //! - [`handler`]: the MCP methods. [`resources`]: sessions' logs as resources.
 //! - [`fixtures`]: tools of the MCP conformance suite, in servers under test only.
 
-pub mod event_stream;
-pub mod fixtures;
-pub mod handler;
-pub mod mcp_sessions;
-pub mod resources;
-pub mod session_manager;
+pub(crate) mod event_stream;
+pub(crate) mod fixtures;
+pub(crate) mod handler;
+pub(crate) mod mcp_sessions;
+pub(crate) mod resources;
+pub(crate) mod session_manager;
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ use handler::McpHandler;
 use session_manager::McpSessionManager;
 
 /// The supported revisions of MCP, oldest first.
-pub const PROTOCOL_VERSIONS: &[ProtocolVersion] = &[
+pub(crate) const PROTOCOL_VERSIONS: &[ProtocolVersion] = &[
     ProtocolVersion::V_2025_03_26,
     ProtocolVersion::V_2025_06_18,
     ProtocolVersion::V_2025_11_25,
@@ -51,7 +51,7 @@ pub const PROTOCOL_VERSIONS: &[ProtocolVersion] = &[
 ];
 
 /// The header that carries a stateful MCP session's id.
-pub const SESSION_ID_HEADER: &str = "mcp-session-id";
+pub(crate) const SESSION_ID_HEADER: &str = "mcp-session-id";
 
 /// The media type of JSON.
 const JSON: &str = "application/json";
@@ -62,14 +62,14 @@ const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The `/mcp` endpoint: rmcp's HTTP service with our session manager.
 #[derive(Clone)]
-pub struct McpEndpoint {
+pub(crate) struct McpEndpoint {
     service: StreamableHttpService<McpHandler, McpSessionManager>,
     manager: Arc<McpSessionManager>,
 }
 
 impl McpEndpoint {
     /// The endpoint of a server.
-    pub fn new(app: Arc<App>) -> Self {
+    pub(crate) fn new(app: Arc<App>) -> Self {
         let manager = Arc::new(McpSessionManager::new(app.clone()));
         let config = StreamableHttpServerConfig::default()
             // Host and Origin are checked for all doors in `http`.
@@ -87,13 +87,13 @@ impl McpEndpoint {
     }
 
     /// Closes idle MCP sessions until the server stops.
-    pub async fn close_idle_sessions(self) {
+    pub(crate) async fn close_idle_sessions(self) {
         self.manager.close_idle_sessions().await;
     }
 }
 
 /// Serves `/mcp`.
-pub async fn serve(
+pub(crate) async fn serve(
     State(doors): State<HttpDoors>,
     Extension(door): Extension<DoorKind>,
     request: Request,

@@ -55,7 +55,7 @@ async fn find_session(app: &App, grant: &Grant, id: &SessionId) -> Result<Sessio
 }
 
 /// The session of a resource's URI, and its log's last index.
-pub async fn resolve_uri(app: &App, grant: &Grant, uri: &str) -> Result<(SessionId, i64), ErrorData> {
+pub(crate) async fn resolve_uri(app: &App, grant: &Grant, uri: &str) -> Result<(SessionId, i64), ErrorData> {
     let found = async {
         let id = uri
             .strip_prefix("oubliette://sessions/")
@@ -79,7 +79,7 @@ pub async fn resolve_uri(app: &App, grant: &Grant, uri: &str) -> Result<(Session
 }
 
 /// Lists the logs of all sessions the grant may see.
-pub async fn list(
+pub(crate) async fn list(
     app: &App,
     grant: &Grant,
     cursor: Option<String>,
@@ -114,7 +114,7 @@ pub async fn list(
 }
 
 /// The resource templates: the one of sessions' logs.
-pub fn templates() -> ListResourceTemplatesResult {
+pub(crate) fn templates() -> ListResourceTemplatesResult {
     let template = ResourceTemplate::new(URI_TEMPLATE, "session-events")
         .with_title("Session events")
         .with_description("The durable log of one session.")
@@ -123,7 +123,7 @@ pub fn templates() -> ListResourceTemplatesResult {
 }
 
 /// Completes a session id in the URI template; for any other reference nothing is proposed.
-pub async fn complete(
+pub(crate) async fn complete(
     app: &App,
     grant: &Grant,
     request: &CompleteRequestParams,
@@ -159,7 +159,7 @@ pub async fn complete(
 }
 
 /// Reads a session's log.
-pub async fn read(app: &App, grant: &Grant, uri: &str) -> Result<ReadResourceResult, ErrorData> {
+pub(crate) async fn read(app: &App, grant: &Grant, uri: &str) -> Result<ReadResourceResult, ErrorData> {
     let (id, last) = resolve_uri(app, grant, uri).await?;
     let mut events = Vec::new();
     let (mut since, mut bytes) = (-1, 0);
@@ -188,7 +188,7 @@ pub async fn read(app: &App, grant: &Grant, uri: &str) -> Result<ReadResourceRes
 }
 
 /// Notifies the client of new events in the subscribed logs, until it disconnects, the token ends or the server stops.
-pub async fn listen(
+pub(crate) async fn listen(
     app: &Arc<App>,
     grant: &Grant,
     subscription: SubscriptionContext,

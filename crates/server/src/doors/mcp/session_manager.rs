@@ -26,20 +26,20 @@ use crate::app::App;
 
 /// An extension of a request: cancelled when its client disconnects before the response.
 #[derive(Debug, Clone)]
-pub struct ClientGone(pub CancellationToken);
+pub(crate) struct ClientGone(pub CancellationToken);
 
 /// How long clients are told to wait before they reconnect a stream (`retry` of SSE).
 const SSE_RETRY: Duration = Duration::from_secs(1);
 
 /// Manages the stateful sessions of `/mcp`.
-pub struct McpSessionManager {
+pub(crate) struct McpSessionManager {
     inner: LocalSessionManager,
     app: Arc<App>,
 }
 
 impl McpSessionManager {
     /// The session manager of a server.
-    pub fn new(app: Arc<App>) -> Self {
+    pub(crate) fn new(app: Arc<App>) -> Self {
         let mut inner = LocalSessionManager::default();
         let mut config = SessionConfig::default();
         // rmcp would end a session that only has a GET stream open; idle ones are closed by `close_idle_sessions`.
@@ -50,14 +50,14 @@ impl McpSessionManager {
     }
 
     /// Closes an MCP session.
-    pub async fn end_session(&self, id: &SessionId) {
+    pub(crate) async fn end_session(&self, id: &SessionId) {
         if let Err(error) = self.close_session(id).await {
             tracing::debug!(%error, "closing an MCP session failed");
         }
     }
 
     /// Closes MCP sessions that were idle for `mcp_session_idle`, until the server stops.
-    pub async fn close_idle_sessions(self: Arc<Self>) {
+    pub(crate) async fn close_idle_sessions(self: Arc<Self>) {
         let every =
             (self.app.config.mcp_session_idle / 4).clamp(Duration::from_millis(100), Duration::from_secs(60));
         loop {
@@ -199,7 +199,7 @@ impl McpSessionManager {
 }
 
 /// A GET stream: rmcp's own frames and session events.
-pub struct GetStream {
+pub(crate) struct GetStream {
     /// rmcp's own frames. Never locked: the mutex only makes the stream `Sync`, which rmcp demands.
     inner: Option<parking_lot::Mutex<futures::stream::BoxStream<'static, ServerSseMessage>>>,
     frames: Option<Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>>,

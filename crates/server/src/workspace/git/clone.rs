@@ -26,7 +26,7 @@ async fn wait_until_larger_than(dir: &Path, max_bytes: u64) {
 }
 
 /// Clones a remote into an empty folder; an error if the result is larger than `max_bytes`.
-pub async fn clone_remote(remote: &GitRemote, dir: &Path, max_bytes: u64) -> Result<()> {
+pub(crate) async fn clone_remote(remote: &GitRemote, dir: &Path, max_bytes: u64) -> Result<()> {
     let too_large = || {
         Error::limit_exceeded(format!(
             "source.git: {} holds more than the {} MiB a workspace may",

@@ -26,7 +26,7 @@ fn git_on_workspace(repository: &Path, dir: &Path) -> Command {
 }
 
 /// Commits what a workspace holds now as the baseline of later diffs.
-pub async fn record_baseline(repository: &Path, dir: &Path) -> Result<()> {
+pub(crate) async fn record_baseline(repository: &Path, dir: &Path) -> Result<()> {
     ensure_repository(repository, dir).await?;
     let mut add = git_on_workspace(repository, dir);
     add.args(["add", "--all", "--force", "--", "."]);
@@ -74,7 +74,7 @@ async fn ensure_repository(repository: &Path, dir: &Path) -> Result<()> {
 
 /// A diff as git prints it.
 #[derive(Debug)]
-pub struct GitDiff {
+pub(crate) struct GitDiff {
     /// The diff text.
     pub text: String,
     /// Whether it was cut at the maximum length.
@@ -82,7 +82,7 @@ pub struct GitDiff {
 }
 
 /// The diff of a workspace against its baseline.
-pub async fn diff(app: &App, project: &ProjectId, workspace: &WorkspaceId) -> Result<GitDiff> {
+pub(crate) async fn diff(app: &App, project: &ProjectId, workspace: &WorkspaceId) -> Result<GitDiff> {
     let repository = repository(app, project, workspace);
     diff_against_baseline(&repository, &app.home.workspace_dir(project, workspace)).await
 }

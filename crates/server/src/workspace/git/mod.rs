@@ -12,6 +12,6 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-pub use clone::clone_remote;
-pub use diff::{GitDiff, diff, record_baseline};
-pub use remote::{GitRemote, without_password};
+pub(crate) use clone::clone_remote;
+pub(crate) use diff::{diff, record_baseline};
+pub(crate) use remote::{GitRemote, without_password};

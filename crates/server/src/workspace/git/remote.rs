@@ -8,7 +8,7 @@ use crate::config::TrustConfig;
 
 /// A checked git URL and ref to clone.
 #[derive(Debug, Clone)]
-pub struct GitRemote {
+pub(crate) struct GitRemote {
     pub(super) url: String,
     pub(super) reference: Option<String>,
     pub(super) local: bool,
@@ -16,7 +16,7 @@ pub struct GitRemote {
 
 impl GitRemote {
     /// Checks URL and ref. A path on this machine is accepted only beneath a path of `[trust] read_only`.
-    pub fn check(url: &str, reference: Option<&str>, trust: &TrustConfig) -> Result<Self> {
+    pub(crate) fn check(url: &str, reference: Option<&str>, trust: &TrustConfig) -> Result<Self> {
         let bad = |why: &str| Error::invalid(format!("source.git: {} {why}", quoted(&without_password(url))));
         if url.len() > 2000
             || url.chars().any(|c| c.is_control() || c.is_whitespace())
@@ -87,7 +87,7 @@ fn check_ref(reference: &str) -> Result<()> {
 }
 
 /// A URL without its password, to be stored and shown.
-pub fn without_password(url: &str) -> String {
+pub(crate) fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
