@@ -58,7 +58,10 @@ impl HomeDir {
         }
         // Named after a hash of the home's path, so that every process of this home uses the same directory
         // and no other home does.
-        let name = format!("oubliette-{:016x}", fnv1a(root.as_os_str().as_bytes()));
+        let name = format!(
+            "oubliette-{:016x}",
+            oubliette_os::fnv1a(root.as_os_str().as_bytes())
+        );
         let elsewhere = runtime.filter(|dir| dir.is_absolute()).map(|dir| dir.join(&name));
         let sockets = elsewhere
             .filter(|dir| sockets_fit(dir))
@@ -173,13 +176,6 @@ impl HomeDir {
 fn sockets_fit(sockets: &Path) -> bool {
     const SESSION_ID: usize = "gogol_".len() + 26;
     sockets.as_os_str().len() + 1 + SESSION_ID + 1 + SOCKET_NAME.len() <= MAX_SOCKET_PATH
-}
-
-/// The FNV-1a hash, which is the same in every process and version, unlike the standard library's.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| {
-        (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]

@@ -273,15 +273,22 @@ pub fn split_canonical_name(name: &str) -> Option<(&str, &str)> {
     (!id.is_empty() && !tool.is_empty()).then_some((id, tool))
 }
 
+/// Maximum length of the value of a variable in a definition, in bytes: Linux's own limit of one argument.
+const MAX_ENV_VALUE_BYTES: usize = 128 * 1024;
+
+/// Checks the value of an environment variable: at most `max_bytes` bytes, without NUL.
+pub fn check_env_value(value: &str, max_bytes: usize) -> Result<(), String> {
+    match value.contains('\0') || value.len() > max_bytes {
+        true => Err(format!("must hold no NUL and at most {} KiB", max_bytes / 1024)),
+        false => Ok(()),
+    }
+}
+
 pub(crate) fn check_env(field: &str, env: &IndexMap<String, String>) -> Result<(), FieldError> {
     for (name, value) in env {
         check_env_name(name).map_err(|why| FieldError::at(format!("{field}.{name}"), why))?;
-        if value.contains('\0') || value.len() > 128 * 1024 {
-            return Err(FieldError::at(
-                format!("{field}.{name}"),
-                "must hold no NUL and at most 128 KiB",
-            ));
-        }
+        check_env_value(value, MAX_ENV_VALUE_BYTES)
+            .map_err(|why| FieldError::at(format!("{field}.{name}"), why))?;
     }
     Ok(())
 }

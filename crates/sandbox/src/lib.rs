@@ -16,8 +16,7 @@
 //!   `handle`: controls it.
 //! - `control_protocol`: the messages between the driver and the inner stage.
 //! - [`inner`]: the inner stage, the first process (pid 1) of every sandbox; part of `oubliette-client`.
-//! - `stop`: ends a tool server gracefully; `disk_usage`: measures the size of a workspace.
-//! - `time_slice`: requests a scheduler time slice for a thread; it is here because that needs unsafe code.
+//! - `stop`: ends a tool server gracefully.
 //!
 //! Without the feature `driver` only the inner stage is built.
 
@@ -28,8 +27,6 @@ pub mod inner;
 pub mod level;
 pub mod spec;
 
-#[cfg(feature = "driver")]
-mod disk_usage;
 #[cfg(feature = "driver")]
 mod driver;
 #[cfg(feature = "driver")]
@@ -46,16 +43,12 @@ pub mod paths;
 mod stop;
 #[cfg(feature = "driver")]
 mod supervise;
-#[cfg(feature = "driver")]
-mod time_slice;
 
 pub use level::IsolationLevel;
 pub use spec::{
     BindMount, MountAccess, PortForward, ResourceLimits, SandboxNetwork, SandboxSpec, SocketMount,
 };
 
-#[cfg(feature = "driver")]
-pub use disk_usage::{DiskUsage, DiskWatch, disk_usage};
 #[cfg(feature = "driver")]
 pub use driver::{SandboxCheck, SandboxDriver, SandboxError, SandboxReport};
 #[cfg(feature = "driver")]
@@ -68,5 +61,3 @@ pub use local::{LocalDriver, LocalDriverConfig};
 pub use paths::SandboxPaths;
 #[cfg(feature = "driver")]
 pub use stop::{StopTimeouts, stop};
-#[cfg(feature = "driver")]
-pub use time_slice::request_time_slice;

@@ -174,7 +174,7 @@ pub struct ResourceLimits {
     pub cpus: Option<f64>,
     /// Processes and threads of the whole tree. Default 1024.
     pub pids: Option<u64>,
-    /// Maximum size of a single written file, in MiB; the sum is watched by [`crate::DiskWatch`]. Default
+    /// Maximum size of a single written file, in MiB; the sum is watched by `oubliette_os::DiskWatch`. Default
     /// unlimited.
     pub workspace_mb: Option<u64>,
     /// Open files of each process. Default 65536.

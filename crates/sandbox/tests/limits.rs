@@ -4,7 +4,8 @@
 mod common;
 
 use common::{SandboxFixture, wait_for_output};
-use oubliette_sandbox::{DiskWatch, ResourceLimits, SandboxDriver, SandboxReport};
+use oubliette_os::DiskWatch;
+use oubliette_sandbox::{ResourceLimits, SandboxDriver, SandboxReport};
 
 /// The detail of the report's check with this name.
 fn check_detail(report: &SandboxReport, name: &str) -> String {

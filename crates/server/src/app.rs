@@ -127,7 +127,8 @@ impl App {
         Ok(())
     }
 
-    /// Queues an audit entry, which may be written after its action has been answered.
+    /// Queues the audit entry of a frequent action, a file change or a login. It is written within about
+    /// [`AUDIT_BATCH_WAIT`], which may be after the answer.
     pub async fn queue_audit(&self, entry: AuditEntry) {
         self.audit.push(entry).await;
     }

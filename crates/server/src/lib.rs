@@ -13,6 +13,7 @@
 //! - [`actions`]: everything a client can ask for, and the one place that performs it.
 //! - [`workspace`]: files and git, with nothing in a workspace trusted.
 //! - [`session_services`]: implements the traits through which sessions call back into the server.
+//! - [`visible`]: reads the rows that a grant may see.
 //! - [`presence`]: guards that mark a caller as present. [`sandbox_status`]: the sandbox driver and its probe report.
 //! - [`metrics`]: Prometheus counters. [`doctor`]: checks of the installation. [`telemetry`]: OTLP spans of turns and
 //!   tool calls.
@@ -35,6 +36,7 @@ mod presence;
 mod sandbox_status;
 mod session_services;
 mod telemetry;
+mod visible;
 mod workspace;
 
 pub use cli::run;

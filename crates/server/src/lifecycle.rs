@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use crate::{
     app::App,
     config::ServerConfig,
-    doors::{control, http::HttpDoors, net},
+    doors::{http::HttpDoors, net},
     telemetry::{OtlpCollector, Telemetry},
 };
 
@@ -114,7 +114,8 @@ pub async fn start(options: ServeOptions) -> Result<RunningServer> {
         None => None,
     };
     app.sessions.recover().await?;
-    let control = control::listen(&app.home.control_socket()).map_err(|e| {
+    // A control socket that is there was left by a killed server: this process holds the home's lock.
+    let control = oubliette_os::bind_private_socket(&app.home.control_socket()).map_err(|e| {
         Error::unavailable(format!(
             "cannot listen on {}: {e}",
             app.home.control_socket().display()

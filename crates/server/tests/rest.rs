@@ -125,6 +125,14 @@ async fn bad_input_is_named_and_changes_nothing() {
         (json!({ "name": "a", "env": { "A B": "x" } }), "A B"),
         (json!({ "name": "a", "sandbox": { "memory_mb": 0 } }), "memory_mb"),
         (json!({ "name": "a", "sandbox": { "cpus": -1 } }), "cpus"),
+        (
+            json!({ "name": "a", "sandbox": { "pids": 2_000_000_000 } }),
+            "sandbox.pids must be 8 to 1000000000",
+        ),
+        (
+            json!({ "name": "a", "limits": { "max_sessions": 1_000_001 } }),
+            "limits.max_sessions must be 1 to 1000000",
+        ),
         (json!({ "name": "a", "agent": "../../etc" }), "agent"),
         (json!({ "name": "a", "agent": "nobody" }), "nobody"),
     ] {

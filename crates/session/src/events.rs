@@ -14,18 +14,24 @@ pub(crate) const MAX_EVENTS: usize = 1_000;
 /// The longest wait for the first event.
 pub(crate) const MAX_WAIT: Duration = Duration::from_millis(50_000);
 
+/// Checks how many events a reader asks for and how long it wants to wait; for this log and the debugger's.
+pub fn check_events_bounds(max_events: usize, wait: Duration) -> Result<()> {
+    if max_events == 0 || max_events > MAX_EVENTS {
+        return Err(Error::invalid(format!("max_events must be 1 to {MAX_EVENTS}")));
+    }
+    if wait > MAX_WAIT {
+        return Err(Error::invalid(format!(
+            "wait_ms must be at most {}",
+            MAX_WAIT.as_millis()
+        )));
+    }
+    Ok(())
+}
+
 impl Sessions {
     /// Returns the events after an index. With a wait, returns as soon as there is one.
     pub async fn events(&self, principal: &Principal, query: EventsQuery) -> Result<EventsReply> {
-        if query.max_events == 0 || query.max_events > MAX_EVENTS {
-            return Err(Error::invalid(format!("max_events must be 1 to {MAX_EVENTS}")));
-        }
-        if query.wait > MAX_WAIT {
-            return Err(Error::invalid(format!(
-                "wait_ms must be at most {}",
-                MAX_WAIT.as_millis()
-            )));
-        }
+        check_events_bounds(query.max_events, query.wait)?;
         let row = self.visible_row(principal, &query.session_id).await?;
         // An ended session logs nothing more, so waiting would be in vain.
         let wait = if row.status == SessionStatus::Ended {

@@ -42,6 +42,7 @@ mod task;
 
 pub use callers::{CallerLoad, CallerRelay, HoldKind, PresenceHold, PresenceKey, RelayLimits};
 pub use config::SessionConfig;
+pub use events::check_events_bounds;
 pub use manager::Sessions;
 pub use ports::{KeyMinter, ProgramPaths, RelayDoor, SessionDeps, WorkspaceMaker};
 pub use request::{

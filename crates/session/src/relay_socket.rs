@@ -6,7 +6,6 @@
 //! socket), the peer must be a process of this session's sandbox.
 
 use std::{
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -96,13 +95,7 @@ impl RelaySocket {
 
 /// Binds a socket that only its owner may connect to (mode 0600), replacing a leftover file.
 pub(crate) fn bind(path: &Path) -> Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Error::internal(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).map_err(Error::internal)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(Error::internal)?;
-    Ok(listener)
+    oubliette_os::bind_private_socket(path).map_err(Error::internal)
 }
 
 /// The protocol spoken on a socket.

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oubliette_sandbox::request_time_slice;
+use oubliette_os::request_time_slice;
 use parking_lot::Mutex;
 use tokio::{
     runtime::{Builder, Handle},

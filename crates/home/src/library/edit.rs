@@ -188,18 +188,18 @@ fn folder_for<D: DefinitionFile>(set: &DefinitionSet<D>, id: &D::Id) -> Result<s
 /// Removes a directory: renames it away in one step, then deletes its content.
 fn remove_folder(folder: &Path) -> Result<()> {
     let fail = |e: std::io::Error| safe_fs::io_error("remove", folder, e);
-    let seen = fs::symlink_metadata(folder).map_err(|e| fail(e))?;
+    let seen = fs::symlink_metadata(folder).map_err(fail)?;
     if seen.is_symlink() {
-        return fs::remove_file(folder).map_err(|e| fail(e));
+        return fs::remove_file(folder).map_err(fail);
     }
     let parent = folder.parent().unwrap_or(folder);
     // Renamed to a name that is no valid id, so that a half-deleted directory is never read as a definition.
     let trash = tempfile::Builder::new()
         .prefix(".removing-")
         .tempdir_in(parent)
-        .map_err(|e| fail(e))?;
-    fs::rename(folder, trash.path().join("it")).map_err(|e| fail(e))?;
-    safe_fs::sync_dir(parent).map_err(|e| fail(e))?;
+        .map_err(fail)?;
+    fs::rename(folder, trash.path().join("it")).map_err(fail)?;
+    safe_fs::sync_dir(parent).map_err(fail)?;
     match trash.close() {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(fail(e)),
         _ => Ok(()),

@@ -26,7 +26,7 @@ use crate::{
     HomeDir,
     safe_fs::{self, FileReadError},
 };
-use definition_set::DefinitionSet;
+use definition_set::{DefinitionFile, DefinitionSet, UsableDefinition};
 
 /// A usable agent.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,10 +60,52 @@ pub struct ToolEntry {
 #[derive(Debug, Default)]
 struct LibrarySnapshot {
     version: u64,
-    agents: Arc<BTreeMap<Slug, Arc<AgentEntry>>>,
-    tools: Arc<BTreeMap<CatalogId, Arc<ToolEntry>>>,
-    broken_agents: Arc<BTreeMap<Slug, String>>,
-    broken_tools: Arc<BTreeMap<CatalogId, String>>,
+    agents: KindSnapshot<Slug, AgentEntry>,
+    tools: KindSnapshot<CatalogId, ToolEntry>,
+}
+
+/// All definitions of one kind.
+#[derive(Debug)]
+struct KindSnapshot<Id, Entry> {
+    usable: Arc<BTreeMap<Id, Arc<Entry>>>,
+    /// Those without any valid version, with the error.
+    broken: Arc<BTreeMap<Id, String>>,
+}
+
+impl<Id, Entry> Default for KindSnapshot<Id, Entry> {
+    fn default() -> Self {
+        Self {
+            usable: Arc::default(),
+            broken: Arc::default(),
+        }
+    }
+}
+
+impl<Id: Ord + Clone + std::fmt::Display, Entry> KindSnapshot<Id, Entry> {
+    fn of<D: DefinitionFile<Id = Id>>(
+        set: &DefinitionSet<D>,
+        entry: impl Fn(Id, UsableDefinition<D>) -> Entry,
+    ) -> Self {
+        let usable = set
+            .usable()
+            .map(|(id, good)| (id.clone(), Arc::new(entry(id.clone(), good))));
+        Self {
+            usable: Arc::new(usable.collect()),
+            broken: Arc::new(set.unusable().collect()),
+        }
+    }
+
+    /// One definition; `noun` is its kind, for errors.
+    fn get(&self, noun: &str, id: &Id) -> Result<Arc<Entry>> {
+        if let Some(entry) = self.usable.get(id) {
+            return Ok(entry.clone());
+        }
+        if let Some(why) = self.broken.get(id) {
+            return Err(Error::unavailable(format!("{noun} {id} cannot be used: {why}")));
+        }
+        let names = list_names(self.usable.keys());
+        Err(Error::not_found(format!("there is no {noun} {id}; {names}")))
+    }
 }
 
 /// What the files were when last read. Changed under a lock; a [`LibrarySnapshot`] is made from it.
@@ -115,55 +157,33 @@ impl DefinitionLibrary {
 
     /// All usable agents.
     pub fn agents(&self) -> Arc<BTreeMap<Slug, Arc<AgentEntry>>> {
-        self.snapshot.load().agents.clone()
+        self.snapshot.load().agents.usable.clone()
     }
 
     /// One agent; `unavailable` if its file is invalid and no valid version was ever loaded.
     pub fn agent(&self, slug: &Slug) -> Result<Arc<AgentEntry>> {
-        let now = self.snapshot.load();
-        if let Some(entry) = now.agents.get(slug) {
-            return Ok(entry.clone());
-        }
-        if let Some(why) = now.broken_agents.get(slug) {
-            return Err(Error::unavailable(format!("agent {slug} cannot be used: {why}")));
-        }
-        Err(Error::not_found(format!(
-            "there is no agent {slug}; {}",
-            list_names(now.agents.keys())
-        )))
+        self.snapshot.load().agents.get("agent", slug)
     }
 
     /// Agents that cannot be used because no valid version of their file was ever loaded, with the error.
     pub fn broken_agents(&self) -> Arc<BTreeMap<Slug, String>> {
-        self.snapshot.load().broken_agents.clone()
+        self.snapshot.load().agents.broken.clone()
     }
 
     /// All usable catalog entries.
     pub fn catalog(&self) -> Arc<BTreeMap<CatalogId, Arc<ToolEntry>>> {
-        self.snapshot.load().tools.clone()
+        self.snapshot.load().tools.usable.clone()
     }
 
     /// One catalog entry; `unavailable` if its file is invalid and no valid version was ever loaded.
     pub fn tool(&self, id: &CatalogId) -> Result<Arc<ToolEntry>> {
-        let now = self.snapshot.load();
-        if let Some(entry) = now.tools.get(id) {
-            return Ok(entry.clone());
-        }
-        if let Some(why) = now.broken_tools.get(id) {
-            return Err(Error::unavailable(format!(
-                "catalog entry {id} cannot be used: {why}"
-            )));
-        }
-        Err(Error::not_found(format!(
-            "there is no catalog entry {id}; {}",
-            list_names(now.tools.keys())
-        )))
+        self.snapshot.load().tools.get("catalog entry", id)
     }
 
     /// Catalog entries that cannot be used because no valid version of their file was ever loaded, with the
     /// error.
     pub fn broken_tools(&self) -> Arc<BTreeMap<CatalogId, String>> {
-        self.snapshot.load().broken_tools.clone()
+        self.snapshot.load().tools.broken.clone()
     }
 
     /// The library's version, which grows with every change.
@@ -180,6 +200,7 @@ impl DefinitionLibrary {
     pub fn changed_tools(&self, since_version: u64) -> Vec<Arc<ToolEntry>> {
         let now = self.snapshot.load();
         now.tools
+            .usable
             .values()
             .filter(|entry| entry.version > since_version)
             .cloned()
@@ -190,7 +211,7 @@ impl DefinitionLibrary {
     pub fn check_agent(&self, definition: &AgentDefinition) -> Result<()> {
         let now = self.snapshot.load();
         Ok(check_catalog_references(definition, |id| {
-            now.tools.contains_key(id)
+            now.tools.usable.contains_key(id)
         })?)
     }
 
@@ -234,34 +255,23 @@ impl DefinitionLibrary {
             return;
         }
         state.version = next;
-        let agents = state.agents.usable().map(|(slug, good)| {
-            let entry = AgentEntry {
-                slug: slug.clone(),
-                definition: good.definition,
-                dir: state.agents.folder(slug),
-                error: good.error,
-                version: good.version,
-            };
-            (slug.clone(), Arc::new(entry))
+        let agents = KindSnapshot::of(&state.agents, |slug, good| AgentEntry {
+            dir: state.agents.folder(&slug),
+            slug,
+            definition: good.definition,
+            error: good.error,
+            version: good.version,
         });
-        let tools = state.tools.usable().map(|(id, good)| {
-            let (definition, error, version) = (good.definition, good.error, good.version);
-            (
-                id.clone(),
-                Arc::new(ToolEntry {
-                    id: id.clone(),
-                    definition,
-                    error,
-                    version,
-                }),
-            )
+        let tools = KindSnapshot::of(&state.tools, |id, good| ToolEntry {
+            id,
+            definition: good.definition,
+            error: good.error,
+            version: good.version,
         });
         self.snapshot.store(Arc::new(LibrarySnapshot {
             version: next,
-            agents: Arc::new(agents.collect()),
-            tools: Arc::new(tools.collect()),
-            broken_agents: Arc::new(state.agents.unusable().collect()),
-            broken_tools: Arc::new(state.tools.unusable().collect()),
+            agents,
+            tools,
         }));
         self.changes.send_replace(next);
     }

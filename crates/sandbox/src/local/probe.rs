@@ -288,17 +288,10 @@ fn is_executable(file: &Path) -> bool {
     rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
 }
 
-/// Distinguishes homes in the names of cgroups. FNV-1a, because it has to be short and the same after a restart,
-/// and a collision gains an attacker nothing.
+/// Distinguishes homes in the names of cgroups: eight hex digits that are the same after a restart.
 fn cgroup_scope(run_dir: &Path) -> String {
-    let hash = run_dir
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .fold(0x811c_9dc5_u32, |hash, byte| {
-            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-        });
-    format!("{hash:08x}")
+    let hash = oubliette_os::fnv1a(run_dir.as_os_str().as_bytes());
+    format!("{:08x}", hash & 0xffff_ffff)
 }
 
 #[cfg(test)]

@@ -2,13 +2,12 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use oubliette_home::AgentEntry;
-use oubliette_protocol::{Error, Result, Scope, Slug};
+use oubliette_protocol::{Result, Scope, Slug};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{ActionCall, Effect, StateOwner, ActionHandler, input, output};
+use super::{ActionCall, ActionHandler, Effect, StateOwner, library};
 
 /// `agent_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -54,20 +53,6 @@ pub(crate) struct AgentDelete {
     pub slug: Slug,
 }
 
-fn entry_json(entry: &AgentEntry) -> Result<Value> {
-    let definition = serde_json::to_value(&*entry.definition).map_err(Error::internal)?;
-    let mut object = json!({
-        "slug": entry.slug,
-        "name": entry.definition.name,
-        "description": entry.definition.description,
-        "definition": output::mask_definition(definition),
-    });
-    if let Some(error) = &entry.error {
-        object["error"] = json!(error);
-    }
-    Ok(object)
-}
-
 impl ActionHandler for AgentList {
     const NAME: &'static str = "agent_list";
     const DESCRIPTION: &'static str = "List agents with their definitions, by slug.";
@@ -77,10 +62,7 @@ impl ActionHandler for AgentList {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let agents = call.app.library.agents();
-        let rows = agents.iter().map(|(slug, entry)| (slug.as_str(), entry));
-        let (rows, next) = input::page_of_sorted(rows, self.limit, self.cursor.as_deref())?;
-        let items: Result<Vec<_>> = rows.into_iter().map(|entry| entry_json(entry)).collect();
-        Ok(output::list_items("agents", items?, next))
+        library::list_entries("agents", &agents, self.limit, self.cursor.as_deref())
     }
 }
 
@@ -92,11 +74,11 @@ impl ActionHandler for AgentGet {
     const STATE_OWNER: StateOwner = StateOwner::Server;
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        let library = &call.app.library;
-        let entry = library.agent(&self.slug)?;
-        let mut object = entry_json(&entry)?;
+        let agents = &call.app.library;
+        let entry = agents.agent(&self.slug)?;
+        let mut object = library::entry_json(&*entry)?;
         // With its script, so that a client can show it for editing.
-        if let (Some(file), Ok(text)) = (entry.definition.script(), library.script(&entry)) {
+        if let (Some(file), Ok(text)) = (entry.definition.script(), agents.script(&entry)) {
             object["files"] = json!({ file: text });
         }
         Ok(object)
@@ -105,7 +87,7 @@ impl ActionHandler for AgentGet {
 
 impl ActionHandler for AgentPut {
     const NAME: &'static str = "agent_put";
-    const DESCRIPTION: &'static str = "Create or replace an agent. Running sessions keep the definition they were built with until they switch.";
+    const DESCRIPTION: &'static str = "Create or replace an agent. In running sessions its tools change at once; its prompt, model, runtime and environment change when its process is next started.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Set;
     const STATE_OWNER: StateOwner = StateOwner::Server;
@@ -115,23 +97,17 @@ impl ActionHandler for AgentPut {
     }
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        let library = &call.app.library;
+        let agents = &call.app.library;
         let mut definition = self.definition;
-        if let Ok(before) = library.agent(&self.slug)
-            && let Ok(before) = serde_json::to_value(&*before.definition)
-        {
-            output::restore_masked(&mut definition, &before);
-        }
-        let entry = library
-            .agent_put(self.slug, definition, self.files.unwrap_or_default())
-            .await?;
-        entry_json(&entry)
+        library::restore_masked(&mut definition, agents.agent(&self.slug));
+        let files = self.files.unwrap_or_default();
+        library::entry_json(&*agents.agent_put(self.slug, definition, files).await?)
     }
 }
 
 impl ActionHandler for AgentDelete {
     const NAME: &'static str = "agent_delete";
-    const DESCRIPTION: &'static str = "Delete an agent's definition. Running sessions keep theirs.";
+    const DESCRIPTION: &'static str = "Delete an agent's definition. Running sessions keep it until their agent is next started.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Delete;
     const STATE_OWNER: StateOwner = StateOwner::Server;
@@ -142,6 +118,6 @@ impl ActionHandler for AgentDelete {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.app.library.agent_delete(self.slug.clone()).await?;
-        Ok(json!({ "slug": self.slug, "deleted": true }))
+        Ok(library::deleted("slug", self.slug.as_str()))
     }
 }

@@ -160,11 +160,7 @@ impl<'a> ActionCall<'a> {
 
     /// Reads a workspace; `not_found` if the grant cannot see its project.
     pub(crate) async fn workspace(&self, id: &WorkspaceId) -> Result<WorkspaceRow> {
-        let missing = || Error::not_found(format!("there is no workspace {id}"));
-        let row = self.app.store.workspace_get(id).await?.ok_or_else(missing)?;
-        if !self.grant.principal().sees(&row.project_id) {
-            return Err(missing());
-        }
+        let row = self.app.visible_workspace(self.grant, id).await?;
         self.note_project(&row.project_id);
         Ok(row)
     }

@@ -2,13 +2,12 @@
 
 use std::borrow::Cow;
 
-use oubliette_home::ToolEntry;
-use oubliette_protocol::{CatalogId, Error, Result, Scope};
+use oubliette_protocol::{CatalogId, Result, Scope};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{ActionCall, Effect, StateOwner, ActionHandler, input, output};
+use super::{ActionCall, ActionHandler, Effect, StateOwner, library};
 
 /// `catalog_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -50,19 +49,6 @@ pub(crate) struct CatalogDelete {
     pub id: CatalogId,
 }
 
-fn entry_json(entry: &ToolEntry) -> Result<Value> {
-    let definition = serde_json::to_value(&*entry.definition).map_err(Error::internal)?;
-    let mut object = json!({
-        "id": entry.id,
-        "transport": entry.definition.transport(),
-        "definition": output::mask_definition(definition),
-    });
-    if let Some(error) = &entry.error {
-        object["error"] = json!(error);
-    }
-    Ok(object)
-}
-
 impl ActionHandler for CatalogList {
     const NAME: &'static str = "catalog_list";
     const DESCRIPTION: &'static str = "List the catalog's tool servers and built-ins, by id.";
@@ -72,10 +58,7 @@ impl ActionHandler for CatalogList {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         let catalog = call.app.library.catalog();
-        let rows = catalog.iter().map(|(id, entry)| (id.as_str(), entry));
-        let (rows, next) = input::page_of_sorted(rows, self.limit, self.cursor.as_deref())?;
-        let items: Result<Vec<_>> = rows.into_iter().map(|entry| entry_json(entry)).collect();
-        Ok(output::list_items("entries", items?, next))
+        library::list_entries("entries", &catalog, self.limit, self.cursor.as_deref())
     }
 }
 
@@ -87,14 +70,14 @@ impl ActionHandler for CatalogGet {
     const STATE_OWNER: StateOwner = StateOwner::Server;
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        entry_json(&*call.app.library.tool(&self.id)?)
+        library::entry_json(&*call.app.library.tool(&self.id)?)
     }
 }
 
 impl ActionHandler for CatalogPut {
     const NAME: &'static str = "catalog_put";
     const DESCRIPTION: &'static str =
-        "Create or replace a catalog entry. Running sessions that use it switch to the new definition.";
+        "Create or replace a catalog entry. Running sessions that use it start its server anew with the new definition.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Set;
     const STATE_OWNER: StateOwner = StateOwner::Server;
@@ -104,18 +87,13 @@ impl ActionHandler for CatalogPut {
     }
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        let library = &call.app.library;
+        let catalog = &call.app.library;
         let mut definition = self.definition;
         if let Value::Object(object) = &mut definition {
             object.entry("id").or_insert_with(|| json!(self.id));
         }
-        if let Ok(before) = library.tool(&self.id)
-            && let Ok(before) = serde_json::to_value(&*before.definition)
-        {
-            output::restore_masked(&mut definition, &before);
-        }
-        let entry = library.tool_put(self.id, definition).await?;
-        entry_json(&entry)
+        library::restore_masked(&mut definition, catalog.tool(&self.id));
+        library::entry_json(&*catalog.tool_put(self.id, definition).await?)
     }
 }
 
@@ -132,6 +110,6 @@ impl ActionHandler for CatalogDelete {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.app.library.tool_delete(self.id.clone()).await?;
-        Ok(json!({ "id": self.id, "deleted": true }))
+        Ok(library::deleted("id", self.id.as_str()))
     }
 }

@@ -42,22 +42,11 @@ impl ActionHandler for DebuggerEvents {
     const EFFECT: Effect = Effect::Read;
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        let max = self.max_events.unwrap_or(100);
-        let wait = self.wait_ms.unwrap_or(0);
-        if !(1..=1000).contains(&max) {
-            return Err(Error::invalid("max_events must be 1 to 1000"));
-        }
-        if wait > 50_000 {
-            return Err(Error::invalid("wait_ms must be at most 50000"));
-        }
+        let max = self.max_events.unwrap_or(100) as usize;
+        let wait = Duration::from_millis(self.wait_ms.unwrap_or(0).into());
+        oubliette_session::check_events_bounds(max, wait)?;
         if let Some(id) = &self.session_id {
-            let row = call
-                .app
-                .store
-                .session_get(id)
-                .await?
-                .filter(|row| call.grant.principal().sees(&row.project_id));
-            row.ok_or_else(|| Error::not_found(format!("there is no session {id}")))?;
+            call.app.visible_session(call.grant, id).await?;
         }
         let filter = DebugFilter {
             session: self.session_id,
@@ -69,12 +58,7 @@ impl ActionHandler for DebuggerEvents {
         let log = call.app.store.debugger();
         // So that the answer has every event recorded before the request.
         log.flush().await;
-        let poll = log.poll(
-            &filter,
-            since.max(-1),
-            max as usize,
-            Duration::from_millis(wait.into()),
-        );
+        let poll = log.poll(&filter, since.max(-1), max, wait);
         let events = tokio::select! {
             events = poll => events?,
             () = call.origin.cancellation().cancelled() => return Err(Error::unavailable("the client left")),

@@ -1,8 +1,15 @@
 //! Checks of arguments that several actions share: pages, names, environments.
 
 use indexmap::IndexMap;
-use oubliette_protocol::{Error, Result, agent::check_env_name, id::quoted};
-use oubliette_store::PageRequest;
+use oubliette_protocol::{
+    Error, Result,
+    agent::{check_env_name, check_env_value},
+    id::quoted,
+};
+use oubliette_store::{
+    PageRequest,
+    page::{DEFAULT_LIMIT, MAX_LIMIT},
+};
 use serde::{Deserialize, Deserializer};
 
 /// Maximum length of a display name, in characters.
@@ -15,9 +22,6 @@ pub(crate) const MAX_ENV_VARS: usize = 256;
 pub(crate) const MAX_ENV_VALUE_BYTES: usize = 64 * 1024;
 /// Text that answers show instead of a secret value.
 pub(crate) const MASK: &str = "***";
-
-/// Maximum page size of lists that are kept in memory; the store has its own.
-const MAX_ROWS: u32 = 1000;
 
 /// Deserializes a field for which null means "remove": absent is `None`, null is `Some(None)`.
 pub(crate) fn nullable<'de, T, D>(field: D) -> std::result::Result<Option<Option<T>>, D::Error>
@@ -39,10 +43,10 @@ pub(crate) fn page_of_sorted<'a, T: 'a>(
     limit: Option<u32>,
     cursor: Option<&str>,
 ) -> Result<(Vec<T>, Option<String>)> {
-    let limit = limit.unwrap_or(100);
-    if !(1..=MAX_ROWS).contains(&limit) {
+    let limit = limit.unwrap_or(DEFAULT_LIMIT);
+    if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(Error::invalid(format!(
-            "limit must be 1 to {MAX_ROWS}, not {limit}"
+            "limit must be 1 to {MAX_LIMIT}, not {limit}"
         )));
     }
     let mut rows: Vec<_> = items
@@ -98,11 +102,8 @@ pub(crate) fn check_env(
     let mut env = IndexMap::with_capacity(given.len());
     for (name, value) in given {
         check_env_name(&name).map_err(|why| Error::invalid(format!("env: {}: {why}", quoted(&name))))?;
-        if value.len() > MAX_ENV_VALUE_BYTES || value.contains('\0') {
-            return Err(Error::invalid(format!(
-                "env.{name}: at most {MAX_ENV_VALUE_BYTES} bytes, without NUL"
-            )));
-        }
+        check_env_value(&value, MAX_ENV_VALUE_BYTES)
+            .map_err(|why| Error::invalid(format!("env.{name} {why}")))?;
         let value = match before.get(&name) {
             Some(old) if value == MASK => old.clone(),
             _ => value,

@@ -111,34 +111,13 @@ fn check_within_defaults(
     limits: Option<&project::ProjectLimits>,
 ) -> Result<()> {
     let config = &app.config;
-    let above = |field: &str| Err(denied(&format!("{field} is above the server's default")));
-    if let Some(given) = sandbox {
-        let over = |given: Option<u64>, max: u64| given.is_some_and(|n| n > max);
-        if over(given.memory_mb, config.sandbox.memory_mb) {
-            return above("sandbox.memory_mb");
-        }
-        if given.cpus.is_some_and(|n| n > config.sandbox.cpus) {
-            return above("sandbox.cpus");
-        }
-        if over(given.pids, config.sandbox.pids) {
-            return above("sandbox.pids");
-        }
-        if over(given.workspace_mb, config.sandbox.workspace_mb) {
-            return above("sandbox.workspace_mb");
-        }
+    let sandbox = sandbox.map(|given| given.numbers(config));
+    let limits = limits.map(|given| given.numbers(config));
+    let mut settings = sandbox.iter().flatten().chain(limits.iter().flatten());
+    match settings.find(|setting| setting.is_above_default()) {
+        Some(above) => Err(denied(&format!("{} is above the server's default", above.field))),
+        None => Ok(()),
     }
-    if let Some(given) = limits {
-        if given.max_depth.is_some_and(|n| n > config.session.max_depth) {
-            return above("limits.max_depth");
-        }
-        if given
-            .max_sessions
-            .is_some_and(|n| n > config.session.max_sessions)
-        {
-            return above("limits.max_sessions");
-        }
-    }
-    Ok(())
 }
 
 /// Refuses changes to the calling session's own project that affect its sandbox, limits, key, environment or agent.

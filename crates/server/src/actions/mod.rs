@@ -7,13 +7,15 @@
 //!
 //! - [`definition`]: name, description, scope, effect and schema of an action. [`call`]: what its handler gets.
 //! - [`inside`]: checks of calls from inside a sandbox, which hold whatever the key.
-//! - [`input`], [`output`]: checks of arguments, and result objects, that several actions share.
+//! - [`input`], [`output`]: checks of arguments, and result objects, that several actions share; [`library`]: what the
+//!   actions on agents and on the catalog share.
 //! - `project`, `workspace`, `session` and so on: the actions, one file for each noun.
 
 pub(crate) mod call;
 pub(crate) mod definition;
 pub(crate) mod input;
 pub(crate) mod inside;
+mod library;
 pub(crate) mod output;
 
 use std::{
@@ -125,7 +127,7 @@ pub(crate) fn tool_spec(definition: &ActionDefinition) -> ToolSpec {
 }
 
 /// Performs an action: checks the grant, parses the arguments, runs the handler, writes the audit log. Every door
-/// calls this.
+/// calls this. The audit entry of a change is written before this returns; that of [`Effect::Stream`] is queued.
 pub async fn perform(
     app: &Arc<App>,
     grant: &Grant,

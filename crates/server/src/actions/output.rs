@@ -1,11 +1,17 @@
 //! Result objects of the actions: flat JSON, with secret values masked.
 
 use indexmap::IndexMap;
-use oubliette_protocol::{JsonObject, WorkspaceId};
+use oubliette_protocol::{Error, JsonObject, Result, WorkspaceId};
 use oubliette_store::{AuditRow, ListPage, ProjectRow, TokenRow, WorkspaceRow};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::input::MASK;
+
+/// A value as JSON.
+pub(crate) fn to_json(value: impl Serialize) -> Result<Value> {
+    serde_json::to_value(value).map_err(Error::internal)
+}
 
 /// An environment with every value masked.
 pub(crate) fn mask_values(env: &IndexMap<String, String>) -> Value {

@@ -1,6 +1,6 @@
 //! `project_*`: projects, which sessions and workspaces belong to.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::RangeInclusive};
 
 use indexmap::IndexMap;
 use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId, agent::NetworkAccess};
@@ -27,19 +27,19 @@ pub(crate) struct ProjectSandbox {
     /// Needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkAccess>,
-    /// Memory limit of a sandbox in MiB, at least 16. Default: the server's (`limits` of server_info); more needs
+    /// Memory limit of a sandbox in MiB, 16 to 1000000000. Default: the server's (`limits` of server_info); more needs
     /// admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mb: Option<u64>,
-    /// CPU limit of a sandbox in cores, at least 0.01, for example 1.5. Default: the server's (`limits` of
+    /// CPU limit of a sandbox in cores, 0.01 to 1000000000, for example 1.5. Default: the server's (`limits` of
     /// server_info); more needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<f64>,
-    /// Maximum number of processes and threads in a sandbox, at least 8. Default: the server's (`limits` of
+    /// Maximum number of processes and threads in a sandbox, 8 to 1000000000. Default: the server's (`limits` of
     /// server_info); more needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids: Option<u64>,
-    /// Maximum size of a workspace in MiB, at least 1. Default: the server's (`limits` of server_info); more needs
+    /// Maximum size of a workspace in MiB, 1 to 1000000000. Default: the server's (`limits` of server_info); more needs
     /// admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace_mb: Option<u64>,
@@ -296,66 +296,94 @@ impl ProjectSandbox {
                 ));
             }
         }
-        let numbers = [
-            (
-                "memory_mb",
-                self.memory_mb.map(|n| n as f64),
-                config.sandbox.memory_mb as f64,
-                16.0,
-            ),
-            ("cpus", self.cpus, config.sandbox.cpus, 0.01),
-            (
-                "pids",
-                self.pids.map(|n| n as f64),
-                config.sandbox.pids as f64,
-                8.0,
-            ),
-            (
-                "workspace_mb",
-                self.workspace_mb.map(|n| n as f64),
-                config.sandbox.workspace_mb as f64,
-                1.0,
-            ),
-        ];
-        for (field, given, default, least) in numbers {
-            let Some(given) = given else { continue };
-            if !(given.is_finite() && (least..=1e9).contains(&given)) {
-                return Err(Error::invalid(format!(
-                    "sandbox.{field} must be at least {least}"
-                )));
-            }
-            if given > default {
-                admin(&format!("{field} above the server's default of {default}"))?;
-            }
-        }
-        Ok(())
+        check_numbers(call, &self.numbers(config))
+    }
+
+    /// The settings that are numbers, with the server's defaults.
+    pub(super) fn numbers(&self, config: &ServerConfig) -> [NumericSetting; 4] {
+        let defaults = &config.sandbox;
+        let setting = |field, given, default, least| NumericSetting {
+            field,
+            given,
+            default,
+            range: least..=MAX_SANDBOX_NUMBER,
+        };
+        let whole = |field, given: Option<u64>, default: u64, least| {
+            setting(field, given.map(|n| n as f64), default as f64, least)
+        };
+        [
+            whole("sandbox.memory_mb", self.memory_mb, defaults.memory_mb, 16.0),
+            setting("sandbox.cpus", self.cpus, defaults.cpus, 0.01),
+            whole("sandbox.pids", self.pids, defaults.pids, 8.0),
+            whole("sandbox.workspace_mb", self.workspace_mb, defaults.workspace_mb, 1.0),
+        ]
     }
 }
 
 impl ProjectLimits {
     fn check(&self, call: &ActionCall<'_>, config: &ServerConfig) -> Result<()> {
-        let numbers = [
-            ("max_depth", self.max_depth, config.session.max_depth, 0),
-            ("max_sessions", self.max_sessions, config.session.max_sessions, 1),
-        ];
-        for (field, given, default, least) in numbers {
-            let Some(given) = given else { continue };
-            if !(least..=1_000_000).contains(&given) {
-                return Err(Error::invalid(format!("limits.{field} must be at least {least}")));
-            }
-            if given > default {
-                let what = format!("limits.{field} above the server's default of {default}");
-                call.grant.require(Scope::Admin, &what)?;
-            }
-        }
-        Ok(())
+        check_numbers(call, &self.numbers(config))
     }
+
+    /// The limits, with the server's defaults.
+    pub(super) fn numbers(&self, config: &ServerConfig) -> [NumericSetting; 2] {
+        let limit = |field, given: Option<u32>, default: u32, least| NumericSetting {
+            field,
+            given: given.map(f64::from),
+            default: f64::from(default),
+            range: least..=MAX_SESSION_LIMIT,
+        };
+        let defaults = &config.session;
+        [
+            limit("limits.max_depth", self.max_depth, defaults.max_depth, 0.0),
+            limit("limits.max_sessions", self.max_sessions, defaults.max_sessions, 1.0),
+        ]
+    }
+}
+
+/// The largest number that a sandbox setting may have.
+const MAX_SANDBOX_NUMBER: f64 = 1e9;
+/// The largest limit on sessions.
+const MAX_SESSION_LIMIT: f64 = 1e6;
+
+/// A setting of a project that is a number.
+pub(super) struct NumericSetting {
+    /// Name of the argument.
+    pub(super) field: &'static str,
+    given: Option<f64>,
+    /// The server's default, above which it needs admin.
+    default: f64,
+    range: RangeInclusive<f64>,
+}
+
+impl NumericSetting {
+    /// Whether it is given and above the server's default.
+    pub(super) fn is_above_default(&self) -> bool {
+        self.given.is_some_and(|given| given > self.default)
+    }
+}
+
+/// Checks that each number given is in its range, and that the token may set it.
+fn check_numbers(call: &ActionCall<'_>, settings: &[NumericSetting]) -> Result<()> {
+    for setting in settings {
+        let (field, range) = (setting.field, &setting.range);
+        // Not a number is in no range.
+        if setting.given.is_some_and(|given| !range.contains(&given)) {
+            let (least, most) = (range.start(), range.end());
+            return Err(Error::invalid(format!("{field} must be {least} to {most}")));
+        }
+        if setting.is_above_default() {
+            let what = format!("{field} above the server's default of {}", setting.default);
+            call.grant.require(Scope::Admin, &what)?;
+        }
+    }
+    Ok(())
 }
 
 /// `before` with the fields of `given` put over it.
 fn merged<T: Serialize>(before: &Value, given: &T) -> Result<Value> {
     let mut object = before.as_object().cloned().unwrap_or_default();
-    if let Value::Object(given) = serde_json::to_value(given).map_err(Error::internal)? {
+    if let Value::Object(given) = output::to_json(given)? {
         object.extend(given);
     }
     Ok(object.into())

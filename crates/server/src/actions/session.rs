@@ -10,11 +10,11 @@ use oubliette_session::{
     RequestOrigin, IncludeChildren, EventsQuery, HoldKind, SessionListQuery, MessageRequest, WaitMode, WorkspaceChoice,
 };
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::{ActionCall, Effect, EventSink, ActionOrigin, ActionHandler, call::AgentAuthority};
+use super::{ActionCall, ActionHandler, ActionOrigin, Effect, EventSink, call::AgentAuthority, output};
 use crate::presence::PresenceGuard;
 
 /// `session_message`.
@@ -121,10 +121,6 @@ pub(crate) struct SessionSwitchAgent {
     pub session_id: SessionId,
     /// Slug of the agent to switch to, for example "assistant".
     pub agent: Slug,
-}
-
-fn to_json(value: impl Serialize) -> Result<Value> {
-    serde_json::to_value(value).map_err(Error::internal)
 }
 
 impl ActionCall<'_> {
@@ -236,7 +232,7 @@ impl ActionHandler for SessionMessage {
         if let Some(sink) = call.event_sink().filter(|_| wait == WaitMode::ForTurn) {
             send_remaining_events(call, sink, &reply.session_id, since).await?;
         }
-        to_json(reply)
+        output::to_json(reply)
     }
 }
 
@@ -298,7 +294,7 @@ impl ActionHandler for SessionCancel {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
-        to_json(
+        output::to_json(
             call.app
                 .sessions
                 .cancel(call.grant.principal(), &self.session_id)
@@ -319,7 +315,7 @@ impl ActionHandler for SessionEnd {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
         call.note_session(&self.session_id).await?;
-        to_json(
+        output::to_json(
             call.app
                 .sessions
                 .end(call.grant.principal(), &self.session_id)
@@ -335,7 +331,7 @@ impl ActionHandler for SessionGet {
     const EFFECT: Effect = Effect::Read;
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        to_json(
+        output::to_json(
             call.app
                 .sessions
                 .get(call.grant.principal(), &self.session_id)
@@ -357,7 +353,7 @@ impl ActionHandler for SessionList {
             limit: self.limit,
             cursor: self.cursor,
         };
-        to_json(call.app.sessions.list(call.grant.principal(), query).await?)
+        output::to_json(call.app.sessions.list(call.grant.principal(), query).await?)
     }
 }
 
@@ -411,7 +407,7 @@ impl ActionHandler for SessionEvents {
                 sink.event(event).await;
             }
         }
-        to_json(reply)
+        output::to_json(reply)
     }
 }
 
@@ -433,6 +429,6 @@ impl ActionHandler for SessionSwitchAgent {
             .sessions
             .switch_agent(call.grant.principal(), &self.session_id, &self.agent)
             .await?;
-        to_json(switched)
+        output::to_json(switched)
     }
 }

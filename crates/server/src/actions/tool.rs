@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{ActionCall, Effect, ActionHandler};
+use super::{ActionCall, Effect, ActionHandler, output};
 
 /// `tool_list`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -75,7 +75,7 @@ impl ActionHandler for ToolListing {
             }
             _ => return Err(Error::invalid("give session_id or agent, one of them")),
         };
-        serde_json::to_value(list).map_err(Error::internal)
+        output::to_json(list)
     }
 }
 
@@ -109,7 +109,7 @@ impl ActionHandler for ToolCall {
                 context,
             )
             .await?;
-        serde_json::to_value(result).map_err(Error::internal)
+        output::to_json(result)
     }
 }
 

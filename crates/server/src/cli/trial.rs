@@ -15,7 +15,6 @@ use oubliette_protocol::{
 };
 use oubliette_sandbox::{HostDriver, LocalDriver, LocalDriverConfig, SandboxDriver};
 use oubliette_tools::{AgentContext, CallThread, ContextSpec, DebugSink, ProcessEnvironment};
-use tokio::net::UnixListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{app, config::ServerConfig};
@@ -121,7 +120,7 @@ impl ToolTrial {
     /// Serves the HTTP proxy for servers with `network: "proxy"`, until the guard is dropped.
     fn serve_proxy(&self, socket: &std::path::Path) -> Result<DropGuard> {
         let proxy = EgressProxy::new(self.config.egress_allow.clone(), ProxyLimits::default())?;
-        let listener = UnixListener::bind(socket).map_err(scratch_error)?;
+        let listener = oubliette_os::bind_private_socket(socket).map_err(scratch_error)?;
         let done = CancellationToken::new();
         tokio::spawn(proxy.serve(listener, done.clone()));
         Ok(done.drop_guard())

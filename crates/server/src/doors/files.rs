@@ -25,6 +25,7 @@ use super::{
 use crate::{
     actions::run_blocking,
     auth::Grant,
+    visible::parse_id,
     workspace::{
         archive as packing,
         files::{self, FileOrFolder, WorkspacePath},
@@ -39,7 +40,7 @@ pub(crate) async fn root(
     method: Method,
     headers: HeaderMap,
     body: Body,
-) -> Response {
+) -> Result<Response, Response> {
     file(state, door, Path((id, String::new())), method, headers, body).await
 }
 
@@ -51,29 +52,25 @@ pub(crate) async fn file(
     method: Method,
     headers: HeaderMap,
     body: Body,
-) -> Response {
+) -> Result<Response, Response> {
     let change = match method {
         Method::GET | Method::HEAD => None,
         Method::PUT => Some("workspace_file_put"),
         Method::DELETE => Some("workspace_file_delete"),
-        _ => return reply::method_not_allowed("GET, PUT, DELETE"),
+        _ => return Err(reply::method_not_allowed("GET, PUT, DELETE")),
     };
-    let grant =
-        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
-            Ok(grant) => grant,
-            Err(refused) => return refused,
-        };
+    let grant = access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await?;
     let Some(action) = change else {
-        return match get(&doors, &grant, &id, &path).await {
-            Ok(response) => response,
-            Err(error) => error_response(&error),
-        };
+        let found = get(&doors, &grant, &id, &path).await;
+        return found.map_err(|error| error_response(&error));
     };
     let content = match body::read(&headers, body).await {
         Ok(content) => content,
-        Err(BodyError::TooLarge) => return reply::body_too_large(body::MAX_BODY_BYTES),
+        Err(BodyError::TooLarge) => return Err(reply::body_too_large(body::MAX_BODY_BYTES)),
         // An incomplete body is not written: the file stays as it was.
-        Err(BodyError::Incomplete) => return reply::error(&Error::invalid("the request body is incomplete")),
+        Err(BodyError::Incomplete) => {
+            return Err(reply::error(&Error::invalid("the request body is incomplete")));
+        }
     };
     let mut project = None;
     let outcome = async {
@@ -116,8 +113,8 @@ pub(crate) async fn file(
     };
     doors.app.queue_audit(entry).await;
     match outcome {
-        Ok(shape) => reply::json(StatusCode::OK, &shape),
-        Err(error) => error_response(&error),
+        Ok(shape) => Ok(reply::json(StatusCode::OK, &shape)),
+        Err(error) => Err(error_response(&error)),
     }
 }
 
@@ -134,17 +131,8 @@ fn error_response(error: &Error) -> Response {
 
 /// A workspace the grant may see, and its directory.
 async fn find_workspace(doors: &HttpDoors, grant: &Grant, id: &str) -> Result<(WorkspaceRow, PathBuf)> {
-    let missing = || {
-        Error::not_found(format!(
-            "there is no workspace {}",
-            oubliette_protocol::id::quoted(id)
-        ))
-    };
-    let id: WorkspaceId = id.parse().map_err(|_| missing())?;
-    let row = doors.app.store.workspace_get(&id).await?.ok_or_else(missing)?;
-    if !grant.principal().sees(&row.project_id) {
-        return Err(missing());
-    }
+    let id: WorkspaceId = parse_id("workspace", id)?;
+    let row = doors.app.visible_workspace(grant, &id).await?;
     let dir = doors.app.home.workspace_dir(&row.project_id, &row.workspace_id);
     Ok((row, dir))
 }
@@ -178,12 +166,8 @@ pub(crate) async fn archive(
     Extension(door): Extension<DoorKind>,
     Path(id): Path<String>,
     headers: HeaderMap,
-) -> Response {
-    let grant =
-        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
-            Ok(grant) => grant,
-            Err(refused) => return refused,
-        };
+) -> Result<Response, Response> {
+    let grant = access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await?;
     let packed = async {
         let (row, dir) = find_workspace(&doors, &grant, &id).await?;
         let chunks = packing::pack(&dir)?;
@@ -195,5 +179,5 @@ pub(crate) async fn archive(
         }
         Ok(response)
     };
-    packed.await.unwrap_or_else(|error| error_response(&error))
+    packed.await.map_err(|error: Error| error_response(&error))
 }

@@ -200,27 +200,24 @@ async fn ready(State(doors): State<HttpDoors>) -> Response {
     )
 }
 
-async fn metrics(State(doors): State<HttpDoors>, request: Request) -> Response {
+async fn metrics(State(doors): State<HttpDoors>, request: Request) -> Result<Response, Response> {
     let Some(door) = request.extensions().get::<DoorKind>().copied() else {
-        return reply::not_found("/metrics");
+        return Err(reply::not_found("/metrics"));
     };
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return reply::method_not_allowed("GET");
+        return Err(reply::method_not_allowed("GET"));
     }
-    if let Err(refused) = access::authenticate(
+    access::authenticate(
         &doors.app,
         door,
         request.headers(),
         AcceptedCredentials::BearerOnly,
     )
-    .await
-    {
-        return refused;
-    }
+    .await?;
     let gauges = doors.gauges().await;
     let body = doors.app.metrics.to_prometheus_text(&gauges);
     let headers = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    axum::response::IntoResponse::into_response((headers, body))
+    Ok(axum::response::IntoResponse::into_response((headers, body)))
 }
 
 impl HttpDoors {

@@ -38,15 +38,11 @@ pub(crate) async fn call_tool(
     method: Method,
     headers: HeaderMap,
     body: Body,
-) -> Response {
+) -> Result<Response, Response> {
     if method != Method::POST {
-        return reply::method_not_allowed("POST");
+        return Err(reply::method_not_allowed("POST"));
     }
-    let grant =
-        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
-            Ok(grant) => grant,
-            Err(refused) => return refused,
-        };
+    let grant = access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await?;
     let answer = async {
         let definition =
             actions::find(&name).ok_or_else(|| RestError::from(actions::unknown_action(&name)))?;
@@ -68,9 +64,9 @@ pub(crate) async fn call_tool(
         Ok::<_, RestError>(done.map_err(Error::internal)??)
     };
     match answer.await {
-        Ok(value) => reply::json(StatusCode::OK, &value),
-        Err(RestError::Error(error)) => reply::error(&error),
-        Err(RestError::TooLarge) => reply::body_too_large(body::MAX_BODY_BYTES),
+        Ok(value) => Ok(reply::json(StatusCode::OK, &value)),
+        Err(RestError::Error(error)) => Err(reply::error(&error)),
+        Err(RestError::TooLarge) => Err(reply::body_too_large(body::MAX_BODY_BYTES)),
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     http::HttpDoors,
     reply,
 };
-use crate::{app::App, auth::Grant, presence::PresenceGuard};
+use crate::{app::App, auth::Grant, presence::PresenceGuard, visible::parse_id};
 
 /// How often a stream without events sends a comment, so that proxies keep it open and a dead client is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -62,25 +62,12 @@ pub(crate) async fn session_events(
     Path(id): Path<String>,
     query: Result<Query<SessionStreamQuery>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
-) -> Response {
-    let grant =
-        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
-            Ok(grant) => grant,
-            Err(refused) => return refused,
-        };
+) -> Result<Response, Response> {
+    let grant = access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await?;
     let opened = async {
         let Query(query) = query.map_err(|e| Error::invalid(e.body_text()))?;
-        let missing = || {
-            Error::not_found(format!(
-                "there is no session {}",
-                oubliette_protocol::id::quoted(&id)
-            ))
-        };
-        let id: SessionId = id.parse().map_err(|_| missing())?;
-        let row = doors.app.store.session_get(&id).await?.ok_or_else(missing)?;
-        if !grant.principal().sees(&row.project_id) {
-            return Err(missing());
-        }
+        let id: SessionId = parse_id("session", &id)?;
+        doors.app.visible_session(&grant, &id).await?;
         let since = start_index(&headers, query.since_index);
         let live = doors.app.store.events().follow(&id, since);
         let Some(caller) = query.caller_id else {
@@ -101,7 +88,7 @@ pub(crate) async fn session_events(
             Some(presence),
         ))
     };
-    opened.await.unwrap_or_else(|error| reply::error(&error))
+    opened.await.map_err(|error| reply::error(&error))
 }
 
 /// `GET /api/debugger`: the debugger's events, within the grant's project.
@@ -110,20 +97,12 @@ pub(crate) async fn debugger_events(
     Extension(door): Extension<DoorKind>,
     query: Result<Query<DebuggerStreamQuery>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
-) -> Response {
-    let grant =
-        match access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await {
-            Ok(grant) => grant,
-            Err(refused) => return refused,
-        };
+) -> Result<Response, Response> {
+    let grant = access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await?;
     let opened = async {
         let Query(query) = query.map_err(|e| Error::invalid(e.body_text()))?;
         if let Some(id) = &query.session_id {
-            let missing = || Error::not_found(format!("there is no session {id}"));
-            let row = doors.app.store.session_get(id).await?.ok_or_else(missing)?;
-            if !grant.principal().sees(&row.project_id) {
-                return Err(missing());
-            }
+            doors.app.visible_session(&grant, id).await?;
         }
         let kinds = query
             .kinds
@@ -141,7 +120,7 @@ pub(crate) async fn debugger_events(
             .follow(filter, start_index(&headers, query.since_index));
         Ok(sse_response(&doors.app, &grant, events, |e| e.index, None))
     };
-    opened.await.unwrap_or_else(|error| reply::error(&error))
+    opened.await.map_err(|error| reply::error(&error))
 }
 
 /// The response that streams `events` until the client disconnects, the token ends or the server stops.

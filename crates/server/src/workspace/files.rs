@@ -8,9 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use oubliette_os::SymlinkPolicy;
 use oubliette_protocol::{Error, Result, id::quoted};
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, Dir, FileType, Mode, OFlags},
     io::Errno,
 };
 use serde::Serialize;
@@ -79,10 +80,6 @@ pub(crate) struct FolderEntry {
     pub modified: Option<jiff::Timestamp>,
 }
 
-const RESOLVE_FLAGS: ResolveFlags = ResolveFlags::BENEATH
-    .union(ResolveFlags::NO_SYMLINKS)
-    .union(ResolveFlags::NO_MAGICLINKS);
-
 fn open_root(workspace: &Path) -> Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     rustix::fs::open(workspace, flags, Mode::empty())
@@ -90,20 +87,7 @@ fn open_root(workspace: &Path) -> Result<OwnedFd> {
 }
 
 fn open_beneath(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    // openat2 fails with EAGAIN if something on the path was renamed meanwhile.
-    for _ in 0..16 {
-        match rustix::fs::openat2(
-            root.as_fd(),
-            path,
-            flags | OFlags::CLOEXEC,
-            Mode::empty(),
-            RESOLVE_FLAGS,
-        ) {
-            Err(Errno::AGAIN) => {}
-            other => return other,
-        }
-    }
-    Err(Errno::AGAIN)
+    oubliette_os::open_beneath(root, path, flags, Mode::empty(), SymlinkPolicy::Never)
 }
 
 fn path_error(path: &WorkspacePath, error: Errno) -> Error {

@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use agent_client_protocol::v1::schema::StopReason;
+use oubliette_os::DiskWatch;
 use oubliette_protocol::{
     Error, Result,
     event::{EventBody, MessageRole, SessionStatus},
     relay::RpcError,
 };
-use oubliette_sandbox::DiskWatch;
 use oubliette_store::SessionPatch;
 use serde_json::Value;
 use tokio::sync::oneshot;

@@ -1,29 +1,21 @@
-//! Opens files beneath a directory with `openat2`.
+//! Opens files beneath the allowed directories of a workspace, with [`oubliette_os::open_beneath`].
 //!
-//! Comparing strings cannot keep a path inside: between checking and opening, a directory can be replaced by a
-//! link. `openat2` with `RESOLVE_BENEATH` checks while it opens. An allowed directory is opened without following
+//! An allowed directory is opened without following
 //! any link, since a link in its place would redirect the policy; what lies beneath it may be reached through
 //! links that stay beneath it.
 
 use std::{os::fd::OwnedFd, path::Path};
 
+pub(super) use oubliette_os::SymlinkPolicy;
+use oubliette_os::open_beneath;
 use oubliette_protocol::{Error, Result, id::quoted};
 use rustix::{
     fd::AsFd,
-    fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat},
+    fs::{self, AtFlags, FileType, Mode, OFlags, Stat},
     io::Errno,
 };
 
 use super::path::{AllowedPaths, PathInWorkspace};
-
-/// Which symbolic links are followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SymlinkPolicy {
-    /// Those that stay beneath the starting directory.
-    Inside,
-    /// None.
-    Never,
-}
 
 /// The flags that open a directory as an `O_PATH` handle.
 pub(super) const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -89,25 +81,11 @@ pub(super) fn open(
     mode: Mode,
     links: SymlinkPolicy,
 ) -> Result<OwnedFd, Errno> {
-    const TRIES: usize = 64;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let resolve = match links {
-        SymlinkPolicy::Inside => resolve,
-        SymlinkPolicy::Never => resolve | ResolveFlags::NO_SYMLINKS,
+    let path = match parts.is_empty() {
+        true => ".".to_owned(),
+        false => parts.join("/"),
     };
-    let path = if parts.is_empty() {
-        ".".to_owned()
-    } else {
-        parts.join("/")
-    };
-    for _ in 0..TRIES {
-        // EAGAIN: something was renamed during the lookup, so the kernel could not guarantee `BENEATH`.
-        match fs::openat2(&dir, path.as_str(), flags | OFlags::CLOEXEC, mode, resolve) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            result => return result,
-        }
-    }
-    Err(Errno::AGAIN)
+    open_beneath(dir, Path::new(&path), flags, mode, links)
 }
 
 /// Opens an existing directory without following links.

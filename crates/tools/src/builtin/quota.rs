@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use oubliette_os::disk_usage;
 use oubliette_protocol::{Error, Result};
-use oubliette_sandbox::disk_usage;
 use parking_lot::Mutex;
 
 /// How long a measured size is reused: processes in the sandbox write there too.

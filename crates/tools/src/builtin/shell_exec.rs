@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use oubliette_protocol::{Error, Result, id::quoted, tool::CallResult};
+use oubliette_protocol::{Error, Result, agent::check_env_value, id::quoted, tool::CallResult};
 use oubliette_sandbox::{RunningSandbox, SandboxError, SandboxExit, SandboxNetwork, SandboxSpec, spec::PATH};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -236,11 +236,7 @@ fn environment(policy: &CommandPolicy, requested: BTreeMap<String, String>) -> R
             );
             return Err(Error::not_allowed(why));
         }
-        if value.contains('\0') || value.len() > MAX_ENV {
-            return Err(Error::invalid(format!(
-                "env.{name} must hold no NUL and at most {MAX_ENV} bytes"
-            )));
-        }
+        check_env_value(&value, MAX_ENV).map_err(|why| Error::invalid(format!("env.{name} {why}")))?;
         env.push((name, value));
     }
     env.push(("PATH".into(), PATH.into()));

@@ -8,7 +8,7 @@ use futures::{
 };
 use oubliette_protocol::{Error, ErrorCode, SessionId};
 use oubliette_session::HoldKind;
-use oubliette_store::{PageRequest, SessionFilter, SessionRow};
+use oubliette_store::{PageRequest, SessionFilter};
 use rmcp::{
     ErrorData,
     model::{
@@ -44,16 +44,6 @@ fn to_rpc_error(error: &Error) -> ErrorData {
     }
 }
 
-/// A session the grant may see.
-async fn find_session(app: &App, grant: &Grant, id: &SessionId) -> Result<SessionRow, Error> {
-    let row = app
-        .store
-        .session_get(id)
-        .await?
-        .filter(|row| grant.principal().sees(&row.project_id));
-    row.ok_or_else(|| Error::not_found(format!("there is no session {id}")))
-}
-
 /// The session of a resource's URI, and its log's last index.
 pub(crate) async fn resolve_uri(app: &App, grant: &Grant, uri: &str) -> Result<(SessionId, i64), ErrorData> {
     let found = async {
@@ -64,7 +54,7 @@ pub(crate) async fn resolve_uri(app: &App, grant: &Grant, uri: &str) -> Result<(
         let id = id.ok_or_else(|| {
             Error::not_found("there is no such resource; they are oubliette://sessions/{session_id}/events")
         })?;
-        find_session(app, grant, &id).await?;
+        app.visible_session(grant, &id).await?;
         let last = app.store.events().last_index(&id).await?;
         Ok((id, last))
     };

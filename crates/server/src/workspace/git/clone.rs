@@ -2,8 +2,8 @@
 
 use std::{path::Path, time::Duration};
 
+use oubliette_os::disk_usage;
 use oubliette_protocol::{Error, Result, id::quoted};
-use oubliette_sandbox::disk_usage;
 
 use super::{
     remote::{GitRemote, without_password},
