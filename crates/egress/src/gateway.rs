@@ -14,6 +14,7 @@ use http_body::Body as _;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use jiff::Timestamp;
 use oubliette_protocol::{Error, Result};
 use reqwest::{Client, Url, redirect};
 use tokio::{
@@ -34,7 +35,7 @@ use crate::{
 /// Receives a record of each request, for the debugger. Never given a secret.
 pub trait ModelSink: Send + Sync {
     /// One request is over. `path` is without provider and query; `status` is what the sandbox got.
-    fn model_request(&self, provider: &str, path: &str, status: u16, duration: Duration);
+    fn model_request(&self, provider: &str, path: &str, status: u16, started: Timestamp, duration: Duration);
 }
 
 /// The gateway to all configured providers, shared by every session.
@@ -70,13 +71,15 @@ pub(crate) struct RequestReport {
     provider: String,
     path: String,
     status: u16,
+    started: Timestamp,
     since: Instant,
 }
 
 impl Drop for RequestReport {
     fn drop(&mut self) {
+        let duration = self.since.elapsed();
         self.sink
-            .model_request(&self.provider, &self.path, self.status, self.since.elapsed());
+            .model_request(&self.provider, &self.path, self.status, self.started, duration);
     }
 }
 
@@ -189,6 +192,7 @@ impl SessionGateway {
             provider: String::new(),
             path: truncate_untrusted(request.uri().path()),
             status: 0,
+            started: oubliette_protocol::now(),
             since: Instant::now(),
         };
         match self.forward(request, &mut report).await {

@@ -15,6 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
+use jiff::Timestamp;
 use oubliette_egress::{GatewayLimits, ModelGateway, ModelProvider, ModelSink};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -84,7 +85,14 @@ async fn provider_handler(State(state): State<ProviderState>, request: Request) 
 struct ReportRecorder(Mutex<Vec<(String, String, u16)>>, Notify);
 
 impl ModelSink for ReportRecorder {
-    fn model_request(&self, provider: &str, path: &str, status: u16, _duration: Duration) {
+    fn model_request(
+        &self,
+        provider: &str,
+        path: &str,
+        status: u16,
+        _started: Timestamp,
+        _duration: Duration,
+    ) {
         self.0
             .lock()
             .unwrap()

@@ -14,7 +14,7 @@ use crate::{
 pub struct DebugEvent {
     /// Position in the log, which is one for the whole server.
     pub index: i64,
-    /// When it was written.
+    /// When it happened; for a call, when it ended.
     pub ts: jiff::Timestamp,
     /// The session it belongs to, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -94,6 +94,9 @@ pub enum DebugBody {
         arguments: Value,
         ok: bool,
         duration_ms: f64,
+        /// When the call began. Absent in events of older versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        started: Option<jiff::Timestamp>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         server: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -109,6 +112,9 @@ pub enum DebugBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         canonical: Option<String>,
         reason: String,
+        /// When the call came in. Absent in events of older versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        started: Option<jiff::Timestamp>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turn: Option<u64>,
     },
@@ -128,6 +134,9 @@ pub enum DebugBody {
         path: String,
         status: u16,
         duration_ms: f64,
+        /// When the request began. Absent in events of older versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        started: Option<jiff::Timestamp>,
     },
 }
 

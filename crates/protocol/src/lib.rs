@@ -38,5 +38,12 @@ pub use id::{CallerId, CatalogId, ProjectId, RequestId, SessionId, Slug, TokenId
 pub use principal::Principal;
 pub use scope::Scope;
 
+/// The current time, rounded down to the millisecond, which is the precision timestamps are stored with:
+/// a value read back equals the one that was returned when it was written.
+pub fn now() -> jiff::Timestamp {
+    let now = jiff::Timestamp::now();
+    jiff::Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
+}
+
 /// A JSON object that keeps its keys in the order they were read.
 pub type JsonObject = serde_json::Map<String, serde_json::Value>;

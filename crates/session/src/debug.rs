@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use oubliette_egress::ModelSink;
 use oubliette_protocol::{SessionId, Slug, debug::DebugBody};
 use oubliette_store::Store;
@@ -63,7 +64,7 @@ pub(crate) struct ModelDebugSink {
 }
 
 impl ModelSink for ModelDebugSink {
-    fn model_request(&self, provider: &str, path: &str, status: u16, duration: Duration) {
+    fn model_request(&self, provider: &str, path: &str, status: u16, started: Timestamp, duration: Duration) {
         self.inner.record(
             Some(&self.agent),
             DebugBody::ModelRequest {
@@ -71,6 +72,7 @@ impl ModelSink for ModelDebugSink {
                 path: path.to_owned(),
                 status,
                 duration_ms: duration.as_secs_f64() * 1e3,
+                started: Some(started),
             },
         );
     }

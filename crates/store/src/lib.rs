@@ -37,6 +37,7 @@ pub use log::{
     follow::LogFollower,
 };
 pub use open::{OpenError, StoreOptions};
+pub use oubliette_protocol::now;
 pub use page::{ListPage, PageRequest};
 pub use store::Store;
 pub use tables::{
@@ -47,10 +48,3 @@ pub use tables::{
     tokens::{NewToken, TokenFilter, TokenRow},
     workspaces::WorkspaceRow,
 };
-
-/// The current time, rounded down to the millisecond, which is the precision timestamps are stored with:
-/// a value read back equals the one that was returned when it was written.
-pub fn now() -> jiff::Timestamp {
-    let now = jiff::Timestamp::now();
-    jiff::Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
-}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::StoreFixture;
 use futures::{FutureExt, StreamExt};
 use oubliette_protocol::{SessionId, Slug, debug::DebugBody};
-use oubliette_store::DebugFilter;
+use oubliette_store::{DebugFilter, now};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -21,6 +21,7 @@ fn blocked(tool: &str) -> DebugBody {
         tool: tool.into(),
         canonical: None,
         reason: "not allowed".into(),
+        started: None,
         turn: None,
     }
 }
@@ -203,4 +204,35 @@ async fn queued_events_are_written_on_flush_and_on_close() {
         .read(&DebugFilter::default(), -1, 100)
         .await;
     assert_eq!(read.unwrap().len(), 11);
+}
+
+#[tokio::test]
+async fn an_event_has_the_time_it_was_recorded_not_the_time_it_was_written() {
+    let fixture = StoreFixture::new().await;
+    let log = fixture.store.debugger();
+    let before = now();
+    log.record(None, None, cleared(1));
+    log.record_json(
+        None,
+        None,
+        "registry_cleared",
+        serde_json::to_string(&cleared(2)).unwrap(),
+    );
+    let recorded = now();
+    // Longer than the precision of stored times, so that a later time would be seen.
+    while now() <= recorded {
+        tokio::task::yield_now().await;
+    }
+    let live = log.follow(DebugFilter::default(), -1).take(2);
+    log.flush().await;
+    let stored = log.read(&DebugFilter::default(), -1, 10).await.unwrap();
+    let live: Vec<_> = live.map(Result::unwrap).collect().await;
+    assert_eq!(stored, live);
+    assert_eq!(stored.len(), 2);
+    for event in stored {
+        assert!(
+            before <= event.ts && event.ts <= recorded,
+            "{before} {recorded} {event:?}"
+        );
+    }
 }

@@ -78,16 +78,18 @@ impl OtlpSpan {
             Some((trace, root)) => (trace, Some(root)),
             None => (trace, None),
         };
-        let span = |name: String, kind: u8, duration_ms: f64| Self {
+        // Events of older versions have no start.
+        let began = |started: Option<Timestamp>, duration_ms: f64| {
+            let duration = SignedDuration::try_from_secs_f64(duration_ms / 1e3).unwrap_or_default();
+            started.or_else(|| event.ts.saturating_sub(duration).ok())
+        };
+        let span = |name: String, kind: u8, started: Option<Timestamp>| Self {
             trace,
             id,
             parent,
             name,
             kind,
-            started: event
-                .ts
-                .saturating_sub(SignedDuration::try_from_secs_f64(duration_ms / 1e3).unwrap_or_default())
-                .unwrap_or(event.ts),
+            started: started.unwrap_or(event.ts),
             ended: event.ts,
             attributes: Vec::new(),
             error: None,
@@ -99,15 +101,20 @@ impl OtlpSpan {
                 source,
                 ok,
                 duration_ms,
+                started,
                 server,
                 error,
                 ..
             } => {
-                let span = span(format!("execute_tool {tool}"), SPAN_KIND_INTERNAL, *duration_ms)
-                    .with_tool(tool, Some(canonical))
-                    .with_attribute("oubliette.source", json!(source))
-                    .with_attribute("oubliette.server", json!(server))
-                    .with_attribute("oubliette.ok", *ok);
+                let span = span(
+                    format!("execute_tool {tool}"),
+                    SPAN_KIND_INTERNAL,
+                    began(*started, *duration_ms),
+                )
+                .with_tool(tool, Some(canonical))
+                .with_attribute("oubliette.source", json!(source))
+                .with_attribute("oubliette.server", json!(server))
+                .with_attribute("oubliette.ok", *ok);
                 match ok {
                     true => span,
                     false => span.with_error(error.as_deref().unwrap_or("the tool reported an error")),
@@ -117,8 +124,9 @@ impl OtlpSpan {
                 tool,
                 canonical,
                 reason,
+                started,
                 ..
-            } => span(format!("execute_tool {tool}"), SPAN_KIND_INTERNAL, 0.0)
+            } => span(format!("execute_tool {tool}"), SPAN_KIND_INTERNAL, *started)
                 .with_tool(tool, canonical.as_deref())
                 .with_attribute("oubliette.blocked", true)
                 .with_attribute("oubliette.ok", false)
@@ -128,7 +136,7 @@ impl OtlpSpan {
                 from,
                 to,
                 reason,
-            } => span(format!("health_changed {server}"), SPAN_KIND_INTERNAL, 0.0)
+            } => span(format!("health_changed {server}"), SPAN_KIND_INTERNAL, None)
                 .with_attribute("oubliette.server", server.as_str())
                 .with_attribute("oubliette.from", json!(from))
                 .with_attribute("oubliette.to", json!(to))
@@ -138,11 +146,12 @@ impl OtlpSpan {
                 path,
                 status,
                 duration_ms,
+                started,
             } => {
                 let span = span(
                     format!("model_request {provider}"),
                     SPAN_KIND_CLIENT,
-                    *duration_ms,
+                    began(*started, *duration_ms),
                 )
                 .with_attribute("gen_ai.provider.name", provider.as_str())
                 .with_attribute("url.path", path.as_str())

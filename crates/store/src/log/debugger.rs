@@ -96,13 +96,7 @@ impl DebugLog {
         kind: &'static str,
         text: String,
     ) {
-        self.queue.push(DebugJob {
-            session,
-            agent,
-            kind,
-            text,
-            reply: None,
-        });
+        self.queue.push(session, agent, kind, text, None);
     }
 
     fn push(
@@ -113,13 +107,7 @@ impl DebugLog {
         reply: Option<oneshot::Sender<Result<()>>>,
     ) {
         match serde_json::to_string(&body) {
-            Ok(text) => self.queue.push(DebugJob {
-                session,
-                agent,
-                kind: body.kind(),
-                text,
-                reply,
-            }),
+            Ok(text) => self.queue.push(session, agent, body.kind(), text, reply),
             Err(error) => {
                 tracing::error!(%error, "encoding a debugger event as JSON failed; it is not recorded")
             }
@@ -198,6 +186,8 @@ impl HasLogIndex for RecordedDebugEvent {
 
 /// A debugger event on its way to the writer.
 pub(crate) struct DebugJob {
+    /// When it was recorded.
+    pub(crate) ts: Timestamp,
     pub(crate) session: Option<SessionId>,
     pub(crate) agent: Option<Slug>,
     pub(crate) kind: &'static str,
@@ -206,15 +196,23 @@ pub(crate) struct DebugJob {
 }
 
 impl DebugJob {
-    /// The event as committed with this index and time.
-    pub(crate) fn event(&self, index: i64, ts: Timestamp) -> Result<DebugEvent> {
-        Ok(DebugEvent {
+    /// The event as followers see it once it is committed with this index, and its size in bytes of JSON.
+    pub(crate) fn recorded(
+        &self,
+        index: i64,
+        project: Option<ProjectId>,
+    ) -> Option<(RecordedDebugEvent, usize)> {
+        let body = serde_json::from_str(&self.text)
+            .inspect_err(|error| tracing::error!(%error, "decoding a recorded debugger event failed; followers read it from the database"))
+            .ok()?;
+        let event = Arc::new(DebugEvent {
             index,
-            ts,
+            ts: self.ts,
             session_id: self.session.clone(),
             agent: self.agent.clone(),
-            body: serde_json::from_str(&self.text).map_err(Error::internal)?,
-        })
+            body,
+        });
+        Some((RecordedDebugEvent { event, project }, self.text.len()))
     }
 }
 
@@ -252,10 +250,17 @@ impl Default for DebugQueue {
 }
 
 impl DebugQueue {
-    fn push(&self, job: DebugJob) {
+    fn push(
+        &self,
+        session: Option<SessionId>,
+        agent: Option<Slug>,
+        kind: &'static str,
+        text: String,
+        reply: Option<oneshot::Sender<Result<()>>>,
+    ) {
         let mut backlog = self.backlog.lock();
-        if backlog.closed || backlog.bytes + job.text.len() > QUEUE_BYTES {
-            // Dropping the job's reply channel fails a waiting `record_durable`.
+        if backlog.closed || backlog.bytes + text.len() > QUEUE_BYTES {
+            // Dropping the reply channel fails a waiting `record_durable`.
             backlog.dropped += 1;
             if backlog.dropped == 1 {
                 drop(backlog);
@@ -263,11 +268,11 @@ impl DebugQueue {
             }
             return;
         }
-        backlog.bytes += job.text.len();
+        backlog.bytes += text.len();
         backlog.pushed += 1;
         let now = Instant::now();
         let before = backlog.due;
-        let due = match job.reply.is_some() || backlog.bytes > GATHER_BYTES {
+        let due = match reply.is_some() || backlog.bytes > GATHER_BYTES {
             true => now,
             false => before.unwrap_or_else(|| match self.tail.is_followed() {
                 true => now + GATHER_WAIT_FOLLOWED,
@@ -275,7 +280,15 @@ impl DebugQueue {
             }),
         };
         backlog.due = Some(due);
-        backlog.jobs.push_back(job);
+        backlog.jobs.push_back(DebugJob {
+            // Under the lock, so that times are in the order of the indexes.
+            ts: oubliette_protocol::now(),
+            session,
+            agent,
+            kind,
+            text,
+            reply,
+        });
         drop(backlog);
         // If the due time has not changed, the writer is already waiting for it.
         if before != Some(due) {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     db_error::WriteError,
     log::{
-        debugger::{DebugJob, DebugQueue, RecordedDebugEvent},
+        debugger::{DebugJob, DebugQueue},
         tail::SessionTails,
     },
     store::StoreCaches,
@@ -327,10 +327,7 @@ impl DatabaseWriter {
         if count == 0 {
             return Ok(());
         }
-        let (mut index, ts) = (
-            self.tx.reserve_numbers(SequenceCounter::Debug, count).await?,
-            self.tx.now,
-        );
+        let mut index = self.tx.reserve_numbers(SequenceCounter::Debug, count).await?;
         let mut rows = Vec::with_capacity(count);
         for slot in slots {
             let GroupSlot::Debug { job, position } = slot else {
@@ -340,14 +337,14 @@ impl DatabaseWriter {
                 Some(session) => self.project_of(session).await?,
                 None => None,
             };
-            rows.push((&*position.insert(DebugLogPosition { index, ts, project }), &**job));
+            rows.push((&*position.insert(DebugLogPosition { index, project }), &**job));
             index += 1;
         }
         batch::DEBUG_EVENTS
             .insert_rows(&mut self.tx.db, &rows, |query, (position, job)| {
                 query
                     .bind(position.index)
-                    .bind(position.ts.as_millisecond())
+                    .bind(job.ts.as_millisecond())
                     .bind(job.session.as_ref().map(SessionId::as_str))
                     .bind(job.agent.as_ref().map(AsRef::<str>::as_ref))
                     .bind(position.project.as_ref().map(ProjectId::as_str))
@@ -439,7 +436,7 @@ impl DatabaseWriter {
                 } => {
                     last = Some(position.index);
                     if followed {
-                        recorded.push(recorded_event(job, position));
+                        recorded.push(job.recorded(position.index, position.project.clone()));
                     }
                 }
                 GroupSlot::Events { .. } | GroupSlot::Work { .. } | GroupSlot::Debug { .. } => {}
@@ -456,17 +453,4 @@ impl DatabaseWriter {
             slot.answer(None);
         }
     }
-}
-
-/// A committed debugger event as followers see it, and its size in bytes of JSON.
-fn recorded_event(job: &DebugJob, position: &DebugLogPosition) -> Option<(RecordedDebugEvent, usize)> {
-    let event = job
-        .event(position.index, position.ts)
-        .inspect_err(|error| tracing::error!(error = %error.for_log(), "decoding a recorded debugger event failed; followers read it from the database"))
-        .ok()?;
-    let recorded = RecordedDebugEvent {
-        event: Arc::new(event),
-        project: position.project.clone(),
-    };
-    Some((recorded, job.text.len()))
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use oubliette_protocol::{Error, ProjectId, event::SessionEvent};
 
 use super::job::{EventJob, Survives, WriteJob, WriteTx};
@@ -29,7 +28,6 @@ pub(super) enum GroupSlot {
 /// A debugger event's position in the log, and its session's project.
 pub(super) struct DebugLogPosition {
     pub(super) index: i64,
-    pub(super) ts: Timestamp,
     pub(super) project: Option<ProjectId>,
 }
 

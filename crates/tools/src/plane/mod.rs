@@ -221,6 +221,7 @@ impl ToolPlane {
         origin: CallOrigin,
         ctx: CallContext,
     ) -> Result<(CallRecord<'a>, Result<SourceAnswer>)> {
+        let started = oubliette_protocol::now();
         let admitted = match self.admit(context, &wanted, &origin) {
             Ok(admitted) => admitted,
             Err(refused) => {
@@ -231,6 +232,7 @@ impl ToolPlane {
                         tool: truncate_name(wanted.name()),
                         canonical: refused.canonical,
                         reason,
+                        started: Some(started),
                         turn: ctx.turn,
                     },
                 );
@@ -246,6 +248,7 @@ impl ToolPlane {
             &admitted,
             arguments,
             ctx.turn,
+            started,
             in_flight_call,
         );
         let result = {

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use jiff::Timestamp;
 use oubliette_protocol::{
     Error, JsonObject,
     debug::{DebugBody, MAX_RECORDED_BYTES, truncate_recorded},
@@ -35,6 +36,7 @@ struct RecordedCall {
     source: ToolSource,
     server: Option<String>,
     turn: Option<u64>,
+    started: Timestamp,
 }
 
 /// How a call ended.
@@ -51,6 +53,7 @@ impl<'a> CallRecord<'a> {
         admitted: &AdmittedCall,
         arguments: JsonObject,
         turn: Option<u64>,
+        started: Timestamp,
         in_flight_call: InFlightCall<'a>,
     ) -> Self {
         let call = RecordedCall {
@@ -59,6 +62,7 @@ impl<'a> CallRecord<'a> {
             source: admitted.permit.source(),
             server: admitted.server.clone(),
             turn,
+            started,
         };
         Self {
             plane,
@@ -130,6 +134,7 @@ impl RecordedCall {
             arguments: &'a JsonObject,
             ok: bool,
             duration_ms: f64,
+            started: Timestamp,
             #[serde(skip_serializing_if = "Option::is_none")]
             server: Option<&'a str>,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,6 +155,7 @@ impl RecordedCall {
             arguments,
             ok: true,
             duration_ms,
+            started: self.started,
             server: self.server.as_deref(),
             turn: self.turn,
             result: result.raw(),
@@ -205,6 +211,7 @@ impl RecordedCall {
             arguments: keep(arguments),
             ok,
             duration_ms,
+            started: Some(self.started),
             server: self.server,
             turn: self.turn,
             result: result.map(keep),
@@ -227,6 +234,7 @@ mod tests {
             source: ToolSource::Catalog,
             server: Some("srv".into()),
             turn: Some(3),
+            started: Timestamp::from_millisecond(1_750_000_000_123).unwrap(),
         }
     }
 
