@@ -16,6 +16,8 @@ pub(crate) struct LiveState {
     pub(crate) agent: Slug,
     /// The last turn that was begun.
     pub(crate) turn: u64,
+    /// Why the session's log cannot be written, while it cannot.
+    pub(crate) log_error: Option<String>,
 }
 
 /// A session in memory: its tool plane, its caller relay, and the channel to its task.
@@ -60,7 +62,7 @@ pub(crate) enum TaskCommand {
     /// Cancel the running turn. The reply is the running or last turn, and whether one was running.
     Cancel(oneshot::Sender<(u64, bool)>),
     /// End the session and stop everything it started.
-    End(oneshot::Sender<()>),
+    End(oneshot::Sender<Result<()>>),
     /// Replace the agent.
     Switch(Box<AgentPlan>, oneshot::Sender<Result<SwitchReply>>),
     /// Start the tool servers if they are not running; the agent is not needed for that.

@@ -192,6 +192,7 @@ impl Sessions {
             status: row.status,
             agent: row.agent.clone(),
             turn: row.turn,
+            log_error: None,
         };
         let live = Arc::new(LiveSession {
             row,
@@ -243,8 +244,11 @@ impl Sessions {
         let row = self.visible_row(principal, id).await?;
         if row.status != SessionStatus::Ended {
             match self.load(id).await {
-                // An error means that somebody else has ended it meanwhile, which is as good.
-                Ok(live) => drop(live.send_command(TaskCommand::End).await),
+                Ok(live) => match live.send_command(TaskCommand::End).await {
+                    Ok(ended) => ended?,
+                    // Somebody else has ended it meanwhile, which is as good.
+                    Err(_) => {}
+                },
                 Err(error) if error.code == ErrorCode::Conflict => {}
                 Err(error) => return Err(error),
             }
@@ -291,6 +295,8 @@ impl Sessions {
 
     fn view(&self, row: SessionRow, principal: &Principal) -> SessionView {
         let shown = principal.scope == Scope::Admin && row.status != SessionStatus::Ended;
+        let live = self.in_memory(&row.session_id);
+        let log_error = live.and_then(|live| live.state.borrow().log_error.clone());
         let relay_socket = shown.then(|| relay_socket::path(&self.deps.home, &row.session_id));
         SessionView {
             session_id: row.session_id,
@@ -298,7 +304,7 @@ impl Sessions {
             workspace_id: row.workspace_id,
             agent: row.agent,
             status: row.status,
-            reason: row.reason,
+            reason: log_error.or(row.reason),
             parent_id: row.parent_id,
             root_id: row.root_id,
             depth: row.depth,

@@ -223,7 +223,6 @@ impl Sessions {
         if request.workspace == WorkspaceChoice::New {
             row.workspace_id = self.deps.workspaces.create(&project.project_id).await?;
         }
-        self.deps.store.session_insert(row.clone()).await?;
         let starting = EventBody::Status {
             status: SessionStatus::Starting,
             reason: None,
@@ -231,7 +230,7 @@ impl Sessions {
         self.deps
             .store
             .events()
-            .append(&row.session_id, vec![starting])
+            .append_first(row.clone(), vec![starting])
             .await?;
         self.spawn_task(row, Vec::new(), true)
     }

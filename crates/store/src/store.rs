@@ -122,6 +122,13 @@ impl Store {
         }
     }
 
+    /// Makes every write fail as on a full disk, or no longer.
+    #[cfg(feature = "test-support")]
+    pub fn set_write_fault(&self, failing: bool) {
+        let fault = &self.inner.writer.write_fault;
+        fault.store(failing, std::sync::atomic::Ordering::SeqCst);
+    }
+
     /// Sends a write to the writer and waits until it is durable.
     pub(crate) async fn write<W: StoreWrite>(&self, write: W) -> Result<W::Out> {
         self.inner.writer.run(write).await

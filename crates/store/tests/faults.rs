@@ -6,7 +6,8 @@ mod common;
 
 use std::path::Path;
 
-use common::{StoreFixture, delta};
+use common::{StoreFixture, delta, text_of};
+use futures::StreamExt;
 use oubliette_protocol::{ErrorCode, SessionId};
 use oubliette_store::{OpenError, PageRequest, ProjectFilter, Store, StoreOptions};
 use sqlx::{ConnectOptions, Connection, SqliteConnection, sqlite::SqliteConnectOptions};
@@ -256,4 +257,32 @@ async fn one_refused_write_does_not_fail_the_rest_of_its_group() {
         .await
         .unwrap();
     assert_eq!(listed.items.len(), 2);
+}
+
+#[tokio::test]
+async fn events_nobody_waits_for_are_written_once_and_in_order_after_a_fault() {
+    let fixture = StoreFixture::new().await;
+    let (log, session) = (fixture.store.events(), SessionId::generate());
+    log.append(&session, vec![delta("0")]).await.unwrap();
+    let mut other = raw(&fixture.path()).await;
+    run(&mut other, "BEGIN IMMEDIATE").await;
+    for text in ["1", "2"] {
+        log.append_soon(&session, delta(text)).await.unwrap();
+    }
+    let error = log.append(&session, vec![delta("refused")]).await.unwrap_err();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert!(log.has_unwritten(&session));
+    assert!(!log.has_unwritten(&SessionId::generate()));
+    log.append_soon(&session, delta("3")).await.unwrap();
+    let mut live = log.follow(&session, 0);
+    run(&mut other, "ROLLBACK").await;
+    // The kept events are written without any further append.
+    while live.next().await.unwrap().unwrap().index < 3 {}
+    log.append_soon(&session, delta("4")).await.unwrap();
+    log.append(&session, vec![delta("5")]).await.unwrap();
+    assert!(!log.has_unwritten(&session));
+    let events = log.read(&session, -1, 100).await.unwrap();
+    let texts: Vec<&str> = events.iter().map(|event| text_of(event)).collect();
+    assert_eq!(texts, ["0", "1", "2", "3", "4", "5"]);
+    assert!(events.iter().zip(0..).all(|(event, index)| event.index == index));
 }

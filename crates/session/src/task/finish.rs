@@ -51,11 +51,17 @@ impl SessionTask {
             status: SessionStatus::Ended,
             reason: None,
         });
-        self.log(events, SessionPatch::default()).await;
-        self.close_commands();
+        let logged = self.log(events, SessionPatch::default()).await;
         for reply in self.pending.end.drain(..) {
-            let _ = reply.send(());
+            let _ = reply.send(logged.clone());
         }
+        if logged.is_err() {
+            return match self.pending.stop.is_empty() {
+                true => self.unload().await,
+                false => self.stop().await,
+            };
+        }
+        self.close_commands();
         self.env.tear_down_tools().await;
         drop(processes);
         let dir = self.env.deps.home.session_dir(&self.env.session);
@@ -74,15 +80,14 @@ impl SessionTask {
         self.refuse_pending(&stopping);
         self.live.callers.close().await;
         self.leave_memory().await;
+        let mut logged = Ok(());
         if !dropped.is_empty() {
-            self.log(dropped, SessionPatch::default()).await;
+            logged = self.log(dropped, SessionPatch::default()).await;
         }
-        if self.live.status() != SessionStatus::Idle && self.live.status().is_active() {
-            self.log_status(
-                SessionStatus::Idle,
-                Some("the server was stopped; send a message to go on".into()),
-            )
-            .await;
+        // What cannot be logged now is logged as an interruption after the next start.
+        if logged.is_ok() && self.live.status() != SessionStatus::Idle && self.live.status().is_active() {
+            let reason = "the server was stopped; send a message to go on";
+            let _ = self.log_status(SessionStatus::Idle, Some(reason.into())).await;
         }
         self.revoke_keys().await;
         for reply in self.pending.stop.drain(..) {

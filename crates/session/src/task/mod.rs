@@ -7,9 +7,11 @@
 //! - `turn`: runs one message, from the start of the agent to the end of the turn.
 //! - `switch`: replaces one agent by another.
 //! - `finish`: ends the task: the session has ended, the server stops, or a failed session is unloaded.
+//! - `log`: writes the session's log, and waits while it cannot be written.
 //! - `mask`: removes the session's keys from events before they are logged.
 
 mod finish;
+mod log;
 mod mask;
 mod switch;
 mod turn;
@@ -22,10 +24,7 @@ use std::{
 };
 
 use indexmap::IndexMap;
-use oubliette_protocol::{
-    Error, Result, Slug,
-    event::{EventBody, SessionStatus},
-};
+use oubliette_protocol::{Error, Result, Slug, event::SessionStatus};
 use oubliette_store::{QueuedMessage, SessionPatch};
 use tokio::sync::{mpsc, oneshot};
 
@@ -62,6 +61,8 @@ pub(crate) struct SessionTask {
     running: Option<u64>,
     /// Whether the status `starting` is in the log already: `session_message` writes it for a new session.
     starting_logged: bool,
+    /// Whether events were given up, so that the task has to end.
+    log_abandoned: bool,
     pending: PendingCommands,
 }
 
@@ -69,7 +70,7 @@ pub(crate) struct SessionTask {
 #[derive(Default)]
 struct PendingCommands {
     cancel: bool,
-    end: Vec<oneshot::Sender<()>>,
+    end: Vec<oneshot::Sender<Result<()>>>,
     stop: Vec<oneshot::Sender<()>>,
     /// When a stopping server interrupts the running turn.
     stop_at: Option<Instant>,
@@ -115,17 +116,21 @@ impl SessionTask {
             conversations,
             running: None,
             starting_logged,
+            log_abandoned: false,
             pending: PendingCommands::default(),
         }
     }
 
     pub(crate) async fn run(mut self) {
         loop {
-            if !self.pending.end.is_empty() {
+            if !self.pending.end.is_empty() && !self.log_abandoned {
                 return Box::pin(self.end()).await;
             }
             if !self.pending.stop.is_empty() {
                 return Box::pin(self.stop()).await;
+            }
+            if self.log_abandoned {
+                return Box::pin(self.unload()).await;
             }
             if self.pending.switch.is_some() {
                 Box::pin(self.switch()).await;
@@ -381,19 +386,28 @@ impl SessionTask {
             Ok((processes, process)) => {
                 self.processes = processes.or_else(|| self.processes.take());
                 self.apply_library_edits().await;
-                self.remember_conversation(&process).await.map(|()| process)
+                self.remember_conversation(&process).await;
+                Ok(process)
             }
             Err(error) => Err(error),
         })
     }
 
-    async fn remember_conversation(&mut self, process: &AgentProcess) -> Result<()> {
+    /// Stores the agent's conversation. If that fails, it is tried again before the next prompt.
+    async fn remember_conversation(&mut self, process: &AgentProcess) {
+        if let Err(error) = self.store_conversation(process).await {
+            tracing::error!(session = %self.env.session, error = %error.for_log(), "storing a conversation failed");
+        }
+    }
+
+    async fn store_conversation(&mut self, process: &AgentProcess) -> Result<()> {
         let agent = self.live.state.borrow().agent.clone();
         let isolation = Some(process.level().to_string());
+        let mut conversations = self.conversations.clone();
         if let Some(open) = process.conversation() {
-            self.conversations.insert(agent, open.clone());
+            conversations.insert(agent, open.clone());
         }
-        let text = serde_json::to_string(&self.conversations).map_err(Error::internal)?;
+        let text = serde_json::to_string(&conversations).map_err(Error::internal)?;
         let patch = SessionPatch {
             agent_session: Some(Some(text)),
             isolation: Some(isolation),
@@ -403,8 +417,9 @@ impl SessionTask {
             .deps
             .store
             .session_update(&self.env.session, patch)
-            .await
-            .map(drop)
+            .await?;
+        self.conversations = conversations;
+        Ok(())
     }
 
     /// Starts the tools without the agent, for calls from outside.
@@ -434,39 +449,6 @@ impl SessionTask {
         for reply in self.pending.tools.drain(..) {
             let _ = reply.send(built.clone());
         }
-    }
-
-    /// Appends events and updates the session's row in one transaction, then updates the live state.
-    async fn log(&mut self, mut bodies: Vec<EventBody>, mut patch: SessionPatch) {
-        bodies
-            .iter_mut()
-            .for_each(|body| mask::mask_secrets(&self.env.plane, body));
-        let status = bodies.iter().rev().find_map(|body| match body {
-            EventBody::Status { status, reason } => Some((*status, reason.clone())),
-            _ => None,
-        });
-        if let Some((status, reason)) = &status {
-            patch.status = Some(*status);
-            patch.reason = Some(reason.clone());
-        }
-        let now = (status.map(|(status, _)| status), patch.turn, patch.agent.clone());
-        let log = self.env.deps.store.events();
-        if let Err(error) = log.append_with_patch(&self.env.session, bodies, patch).await {
-            tracing::error!(session = %self.env.session, error = %error.for_log(), "appending events failed");
-        }
-        self.live.state.send_modify(|live| {
-            live.status = now.0.unwrap_or(live.status);
-            live.turn = now.1.unwrap_or(live.turn);
-            live.agent = now.2.unwrap_or_else(|| live.agent.clone());
-        });
-    }
-
-    async fn log_status(&mut self, status: SessionStatus, reason: Option<String>) {
-        self.log(
-            vec![EventBody::Status { status, reason }],
-            SessionPatch::default(),
-        )
-        .await;
     }
 
     fn config(&self) -> &crate::SessionConfig {

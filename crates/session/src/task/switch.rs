@@ -46,7 +46,12 @@ impl SessionTask {
             return;
         }
         let from = self.live.state.borrow().agent.clone();
+        let switching = EventBody::Status {
+            status: SessionStatus::Switching,
+            reason: Some(format!("switching from {from} to {}", plan.agent())),
+        };
         let timeout = self.config().drain_timeout;
+        let asked = Instant::now();
         let in_flight = self.live.plane.in_flight() + usize::from(self.running.is_some());
         self.record(
             &from,
@@ -62,17 +67,25 @@ impl SessionTask {
                 timeout_ms: millis(timeout),
             },
         );
-        let asked = Instant::now();
-        let deadline = asked + timeout;
-        let reason = Some(format!("switching from {from} to {}", plan.agent()));
+        if let Err(error) = self.try_log(vec![switching], SessionPatch::default()).await {
+            let took_ms = millis(asked.elapsed());
+            self.record(
+                &from,
+                DebugBody::DrainFinished {
+                    drained: false,
+                    took_ms,
+                },
+            );
+            let _ = reply.send(Err(error));
+            return;
+        }
         self.pending.switch = Some(PendingSwitch {
             plan,
             reply,
             requested_at: asked,
-            deadline,
+            deadline: asked + timeout,
             cancelled_turns: 0,
         });
-        self.log_status(SessionStatus::Switching, reason).await;
     }
 
     /// Executes the pending switch. No turn is running when this is called.
@@ -173,7 +186,10 @@ impl SessionTask {
                     agent: Some(to.clone()),
                     ..SessionPatch::default()
                 };
-                self.log(self.idle_event(None), patch).await;
+                if let Err(error) = self.log(idle_event(None), patch).await {
+                    processes.stop(&self.env).await;
+                    return Err(error);
+                }
                 self.install(processes).await;
                 Ok(to)
             }
@@ -214,7 +230,7 @@ impl SessionTask {
             message: error.message.clone(),
         }];
         match self.processes {
-            Some(_) => events.extend(self.idle_event(Some(error.message.clone()))),
+            Some(_) => events.extend(idle_event(Some(error.message.clone()))),
             None => {
                 let reason = Some(error.message.clone());
                 events.push(EventBody::Status {
@@ -223,23 +239,15 @@ impl SessionTask {
                 });
             }
         }
-        self.log(events, SessionPatch::default()).await;
-        error
-    }
-
-    /// The status after a switch. It is `idle` even when messages are queued: the next turn logs `running`.
-    fn idle_event(&self, reason: Option<String>) -> Vec<EventBody> {
-        vec![EventBody::Status {
-            status: SessionStatus::Idle,
-            reason,
-        }]
+        match self.log(events, SessionPatch::default()).await {
+            Ok(()) => error,
+            Err(unwritten) => unwritten,
+        }
     }
 
     async fn install(&mut self, mut processes: SessionProcesses) {
         if let Some(process) = processes.agent.take() {
-            if let Err(error) = self.remember_conversation(&process).await {
-                tracing::error!(session = %self.env.session, error = %error.for_log(), "storing a conversation's id failed");
-            }
+            self.remember_conversation(&process).await;
             processes.agent = Some(process);
         }
         self.processes = Some(processes);
@@ -249,6 +257,14 @@ impl SessionTask {
     fn record(&self, agent: &Slug, body: DebugBody) {
         self.live.debug.record(Some(agent), body);
     }
+}
+
+/// The status after a switch. It is `idle` even when messages are queued: the next turn logs `running`.
+fn idle_event(reason: Option<String>) -> Vec<EventBody> {
+    vec![EventBody::Status {
+        status: SessionStatus::Idle,
+        reason,
+    }]
 }
 
 fn millis(duration: Duration) -> u64 {

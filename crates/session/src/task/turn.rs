@@ -18,7 +18,7 @@ use crate::agent_process::{
     turn_recorder::TurnRecorder,
 };
 
-use super::{Interruption, QueuedTurn, SessionTask, mask::mask_secrets, sleep_until};
+use super::{Interruption, QueuedTurn, SessionTask, sleep_until};
 
 /// How a turn ended.
 enum TurnEnding {
@@ -82,7 +82,9 @@ impl SessionTask {
                         status: SessionStatus::Starting,
                         reason: None,
                     };
-                    self.log(vec![starting], began).await;
+                    if self.log(vec![starting], began).await.is_err() {
+                        return self.put_back(turn, text);
+                    }
                 }
                 self.start_agent().await
             }
@@ -95,12 +97,17 @@ impl SessionTask {
                     status: SessionStatus::Running,
                     reason: None,
                 };
-                self.log(vec![running, message], message_logged).await;
+                if self.log(vec![running, message], message_logged).await.is_err() {
+                    process.stop().await;
+                    return self.put_back(turn, text);
+                }
                 self.prompt_and_follow(turn, process, &text).await;
             }
             not_started => {
                 // The message is logged even when the agent did not start.
-                self.log(vec![message], message_logged).await;
+                if self.log(vec![message], message_logged).await.is_err() {
+                    return self.put_back(turn, text);
+                }
                 match not_started {
                     Ok(Err(error)) => self.fail_turn(turn, error).await,
                     Err(interruption) => self.interrupt_turn(turn, interruption).await,
@@ -112,16 +119,24 @@ impl SessionTask {
         self.pending.cancel = false;
     }
 
+    /// Puts the message of a turn that could not be begun back into the queue, where it still is in the database.
+    fn put_back(&mut self, turn: RunningTurn, text: String) {
+        self.running = None;
+        self.queue.push_front(QueuedTurn {
+            turn: turn.number,
+            text,
+            result: turn.result,
+        });
+    }
+
     /// Prompts the agent and follows the turn to its end. The agent process is kept for the next turn if it
     /// answered.
     async fn prompt_and_follow(&mut self, mut turn: RunningTurn, mut process: AgentProcess, text: &str) {
         let ending = match process.prompt(text) {
             Ok(prompt) => {
                 let kept = self.conversations.get(&self.live.state.borrow().agent);
-                if kept != process.conversation()
-                    && let Err(error) = self.remember_conversation(&process).await
-                {
-                    tracing::error!(session = %self.env.session, error = %error.for_log(), "storing a conversation failed");
+                if kept != process.conversation() {
+                    self.remember_conversation(&process).await;
                 }
                 self.follow_turn(&mut turn, &mut process, prompt).await
             }
@@ -242,19 +257,6 @@ impl SessionTask {
         }
     }
 
-    async fn log_soon(&self, events: impl IntoIterator<Item = EventBody>) -> Result<()> {
-        for mut event in events {
-            mask_secrets(&self.env.plane, &mut event);
-            self.env
-                .deps
-                .store
-                .events()
-                .append_soon(&self.env.session, event)
-                .await?;
-        }
-        Ok(())
-    }
-
     /// Logs the end of a turn that the agent finished or that was cancelled.
     async fn complete_turn(&mut self, turn: RunningTurn, answer: &Value) {
         let (mut events, mut text) = turn.recorder.finish();
@@ -279,8 +281,9 @@ impl SessionTask {
                 reason: None,
             });
         }
-        self.log(events, SessionPatch::default()).await;
-        send_result(turn.result, turn.cancel_cause.map_or(Ok(text), Err));
+        let logged = self.log(events, SessionPatch::default()).await;
+        let result = turn.cancel_cause.map_or(Ok(text), Err);
+        send_result(turn.result, logged.and(result));
     }
 
     /// Logs a failed turn and stops the agent and its tools; the next message starts them again.
@@ -301,8 +304,8 @@ impl SessionTask {
         if let Some(processes) = self.processes.take() {
             processes.stop(&self.env).await;
         }
-        self.log(events, SessionPatch::default()).await;
-        send_result(turn.result, Err(error));
+        let logged = self.log(events, SessionPatch::default()).await;
+        send_result(turn.result, logged.and(Err(error)));
     }
 
     /// Logs a turn that the server interrupted.
@@ -336,8 +339,8 @@ impl SessionTask {
                 reason: Some(error.message.clone()),
             });
         }
-        self.log(events, SessionPatch::default()).await;
-        send_result(turn.result, Err(error));
+        let logged = self.log(events, SessionPatch::default()).await;
+        send_result(turn.result, logged.and(Err(error)));
     }
 }
 

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     db_error::read_error,
-    tables::sessions::SessionPatch,
-    writer::{EventJob, WriterHandle, WriterTask},
+    tables::sessions::{InsertSession, SessionPatch, SessionRow},
+    writer::{EventJob, SessionRowChange, WriterHandle, WriterTask},
 };
 
 /// Maximum size of one event, in bytes of JSON.
@@ -73,23 +73,42 @@ impl EventLog {
         bodies: Vec<EventBody>,
         patch: SessionPatch,
     ) -> Result<Vec<Arc<SessionEvent>>> {
-        self.append_and_wait(session, bodies, Some(patch)).await
+        let change = SessionRowChange::Update(Box::new(patch));
+        self.append_and_wait(session, bodies, Some(change)).await
+    }
+
+    /// Inserts a new session and appends the first events of its log in one transaction.
+    pub async fn append_first(
+        &self,
+        row: SessionRow,
+        bodies: Vec<EventBody>,
+    ) -> Result<Vec<Arc<SessionEvent>>> {
+        let session = row.session_id.clone();
+        let change = SessionRowChange::Insert(Box::new(InsertSession(row)));
+        self.append_and_wait(&session, bodies, Some(change)).await
     }
 
     /// Appends an event without waiting until it is durable; it keeps its order before whatever the same task
-    /// appends later. Waits only while the events waiting to be written are at their limit.
+    /// appends later. Waits only while the events waiting to be written are at their limit. An event that cannot
+    /// be written is kept in memory and written before the session's next one.
     pub async fn append_soon(&self, session: &SessionId, body: EventBody) -> Result<()> {
         self.send(session, vec![body], None, None).await
+    }
+
+    /// Whether events of [`EventLog::append_soon`] could not be written and are kept in memory. Who appends for
+    /// the session should wait for its next append then, or they grow without bound.
+    pub fn has_unwritten(&self, session: &SessionId) -> bool {
+        self.writer.unwritten().has(session)
     }
 
     async fn append_and_wait(
         &self,
         session: &SessionId,
         bodies: Vec<EventBody>,
-        patch: Option<SessionPatch>,
+        row_change: Option<SessionRowChange>,
     ) -> Result<Vec<Arc<SessionEvent>>> {
         let (reply, answer) = oneshot::channel();
-        self.send(session, bodies, patch, Some(reply)).await?;
+        self.send(session, bodies, row_change, Some(reply)).await?;
         answer
             .await
             .map_err(|_| Error::unavailable("the database was closed before the event was written"))?
@@ -99,7 +118,7 @@ impl EventLog {
         &self,
         session: &SessionId,
         bodies: Vec<EventBody>,
-        patch: Option<SessionPatch>,
+        row_change: Option<SessionRowChange>,
         reply: Option<oneshot::Sender<Result<Vec<Arc<SessionEvent>>>>>,
     ) -> Result<()> {
         let written = bodies.into_iter().map(|body| {
@@ -125,9 +144,9 @@ impl EventLog {
         let job = EventJob {
             session: session.clone(),
             bodies,
-            patch: patch.map(Box::new),
+            row_change,
             reply,
-            _pending_budget: budget,
+            pending_budget: Some(budget),
         };
         self.writer.send(WriterTask::Events(job)).await
     }

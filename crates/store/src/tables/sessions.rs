@@ -233,7 +233,7 @@ fn session_from_row(row: &SqliteRow) -> Result<SessionRow> {
     })
 }
 
-struct InsertSession(SessionRow);
+pub(crate) struct InsertSession(pub(crate) SessionRow);
 
 impl StoreWrite for InsertSession {
     type Out = ();

@@ -14,6 +14,7 @@ use super::{
     batch,
     job::{EventJob, SequenceCounter, Survives, TouchedCaches, WriteTx, WriterTask},
     slot::{DebugLogPosition, GroupSlot, apply_in_savepoint, fail_all},
+    unwritten::UnwrittenEvents,
 };
 use crate::{
     db_error::WriteError,
@@ -35,6 +36,7 @@ pub(super) struct DatabaseWriter {
     connect_options: SqliteConnectOptions,
     pub(super) tails: Arc<SessionTails>,
     pub(super) debug_queue: Arc<DebugQueue>,
+    pub(super) unwritten: Arc<UnwrittenEvents>,
     caches: Arc<StoreCaches>,
     /// The error of the last commit, if it failed.
     last_error: Arc<Mutex<Option<Error>>>,
@@ -46,6 +48,9 @@ pub(super) struct DatabaseWriter {
     session_projects: HashMap<SessionId, ProjectId>,
     /// Whether rows of deleted projects may be left to purge.
     pub(super) purging: bool,
+    /// While true, every write fails as on a full disk.
+    #[cfg(feature = "test-support")]
+    pub(super) write_fault: Arc<std::sync::atomic::AtomicBool>,
 }
 
 /// Where a session's next event goes.
@@ -71,6 +76,7 @@ impl DatabaseWriter {
         connect_options: SqliteConnectOptions,
         tails: Arc<SessionTails>,
         debug_queue: Arc<DebugQueue>,
+        unwritten: Arc<UnwrittenEvents>,
         caches: Arc<StoreCaches>,
         last_error: Arc<Mutex<Option<Error>>>,
     ) -> Self {
@@ -87,17 +93,30 @@ impl DatabaseWriter {
             connect_options,
             tails,
             debug_queue,
+            unwritten,
             caches,
             last_error,
             sync_level: Survives::Crash,
             positions,
             session_projects,
             purging: true,
+            #[cfg(feature = "test-support")]
+            write_fault: Arc::default(),
         }
     }
 
+    /// Commits these tasks and debugger events, and events that could not be written before, as one group.
+    pub(super) async fn commit_group(&mut self, tasks: &mut Vec<WriterTask>, debug: Vec<DebugJob>) {
+        let recorded = debug.len();
+        // First, so that no event overtakes an earlier one of its session.
+        let unwritten = self.unwritten.begin_retry().into_iter().map(WriterTask::Events);
+        self.commit(unwritten.chain(tasks.drain(..)), debug).await;
+        self.unwritten.end_retry();
+        self.debug_queue.mark_written(recorded);
+    }
+
     /// Commits a group, publishes it to followers and answers its callers.
-    pub(super) async fn commit(&mut self, tasks: impl Iterator<Item = WriterTask>, debug: Vec<DebugJob>) {
+    async fn commit(&mut self, tasks: impl Iterator<Item = WriterTask>, debug: Vec<DebugJob>) {
         let tasks = tasks.filter_map(|task| match task {
             WriterTask::Events(job) => Some(GroupSlot::Events {
                 job,
@@ -117,19 +136,31 @@ impl DatabaseWriter {
         }
         match self.try_commit(&mut slots).await {
             Ok(()) => self.publish_and_answer(slots),
-            Err(GroupFailure::Within(_)) if slots.len() > 1 => {
+            Err(GroupFailure::Within(mut last_error)) if slots.len() > 1 => {
                 for slot in slots {
                     let mut alone = vec![slot];
+                    if self.has_unwritten_before(&alone[0]) {
+                        fail_all(alone, &last_error, &self.unwritten);
+                        continue;
+                    }
                     match self.try_commit(&mut alone).await {
                         Ok(()) => self.publish_and_answer(alone),
                         Err(GroupFailure::AtBegin(error) | GroupFailure::Within(error)) => {
-                            fail_all(alone, &error)
+                            fail_all(alone, &error, &self.unwritten);
+                            last_error = error;
                         }
                     }
                 }
             }
-            Err(GroupFailure::AtBegin(error) | GroupFailure::Within(error)) => fail_all(slots, &error),
+            Err(GroupFailure::AtBegin(error) | GroupFailure::Within(error)) => {
+                fail_all(slots, &error, &self.unwritten);
+            }
         }
+    }
+
+    /// Whether earlier events of the same session are unwritten, which these must not overtake.
+    fn has_unwritten_before(&self, slot: &GroupSlot) -> bool {
+        matches!(slot, GroupSlot::Events { job, .. } if self.unwritten.is_waiting(&job.session))
     }
 
     /// Deletes a bounded number of rows that deleted projects left behind.
@@ -185,7 +216,7 @@ impl DatabaseWriter {
         let only_events = slots.iter().all(|slot| match slot {
             GroupSlot::Events { job, .. } => {
                 rows += job.bodies.len();
-                job.patch.is_none() && self.positions.contains_key(&job.session)
+                job.row_change.is_none() && self.positions.contains_key(&job.session)
             }
             GroupSlot::Work { .. } | GroupSlot::Debug { .. } => false,
         });
@@ -207,6 +238,10 @@ impl DatabaseWriter {
 
     /// Sets the durability level and resets what the transaction collects.
     async fn prepare(&mut self, survives: Survives) -> Result<(), WriteError> {
+        #[cfg(feature = "test-support")]
+        if self.write_fault.load(std::sync::atomic::Ordering::SeqCst) {
+            return Err(WriteError::Broken(Error::unavailable("the disk is full")));
+        }
         if self.sync_level != survives {
             // SQLite does not change it within a transaction.
             let level = match survives {
@@ -235,8 +270,8 @@ impl DatabaseWriter {
                     *refused = apply_in_savepoint(&mut self.tx, alone, job).await?;
                 }
                 GroupSlot::Events { job, events, refused } => {
-                    *refused = match &job.patch {
-                        Some(patch) => match patch.apply(&job.session, &mut self.tx).await {
+                    *refused = match &job.row_change {
+                        Some(change) => match change.apply(&job.session, &mut self.tx).await {
                             Ok(()) => None,
                             Err(WriteError::Refused(error)) => Some(error),
                             Err(error) => return Err(error),
@@ -414,6 +449,7 @@ impl DatabaseWriter {
             self.positions.remove(&session);
             self.session_projects.remove(&session);
             self.tails.close_session(&session);
+            self.unwritten.drop_session(&session);
         }
         self.purging |= std::mem::take(&mut self.tx.needs_purge);
         // A follower that subscribes after this check finds the events in the database.

@@ -11,7 +11,10 @@ use oubliette_protocol::{
 use sqlx::{Row, SqliteConnection};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use crate::{db_error::WriteError, tables::sessions::SessionPatch};
+use crate::{
+    db_error::WriteError,
+    tables::sessions::{InsertSession, SessionPatch},
+};
 
 /// What a write must survive once it has been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,17 +110,32 @@ pub(crate) enum WriterTask {
     Close,
 }
 
+/// A change of a session's row.
+pub(crate) enum SessionRowChange {
+    Insert(Box<InsertSession>),
+    Update(Box<SessionPatch>),
+}
+
+impl SessionRowChange {
+    pub(crate) async fn apply(&self, session: &SessionId, tx: &mut WriteTx) -> Result<(), WriteError> {
+        match self {
+            SessionRowChange::Insert(insert) => insert.apply(tx).await,
+            SessionRowChange::Update(patch) => patch.apply(session, tx).await,
+        }
+    }
+}
+
 /// Events to append to a session's log.
 pub(crate) struct EventJob {
     pub(crate) session: SessionId,
     /// Each with its JSON, encoded by the appending task to keep the writer's work small.
     pub(crate) bodies: Vec<(EventBody, String)>,
     /// A change of the session's row to be committed in the same transaction.
-    pub(crate) patch: Option<Box<SessionPatch>>,
+    pub(crate) row_change: Option<SessionRowChange>,
     /// Where to send the committed events; none if nobody waits.
     pub(crate) reply: Option<oneshot::Sender<Result<Vec<Arc<SessionEvent>>>>>,
     /// Its share of the memory limit for waiting events, released when the job is dropped.
-    pub(crate) _pending_budget: OwnedSemaphorePermit,
+    pub(crate) pending_budget: Option<OwnedSemaphorePermit>,
 }
 
 /// A type-erased [`StoreWrite`] with its reply channel.

@@ -4,14 +4,16 @@
 //! - [`job`]: the kinds of write, and the transaction they run in.
 //! - [`group`]: one group from `BEGIN` to `COMMIT`, and what happens when a part of it fails.
 //! - [`slot`]: one write of a group, and its result.
+//! - [`unwritten`]: events that could not be written, kept until they can be.
 //! - [`batch`]: multi-row `INSERT` statements.
 
 pub(crate) mod batch;
 mod group;
 mod job;
 mod slot;
+mod unwritten;
 
-use std::{fs::File, sync::Arc};
+use std::{fs::File, sync::Arc, time::Duration};
 
 use oubliette_protocol::{Error, Result};
 use parking_lot::Mutex;
@@ -19,7 +21,9 @@ use sqlx::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use job::PendingWrite;
-pub(crate) use job::{EventJob, SequenceCounter, StoreWrite, Survives, WriteProbe, WriteTx, WriterTask};
+pub(crate) use job::{
+    EventJob, SequenceCounter, SessionRowChange, StoreWrite, Survives, WriteProbe, WriteTx, WriterTask,
+};
 
 use crate::{
     log::{debugger::DebugQueue, tail::SessionTails},
@@ -27,6 +31,7 @@ use crate::{
     store::StoreCaches,
 };
 use group::DatabaseWriter;
+use unwritten::UnwrittenEvents;
 
 /// Maximum queued writes; beyond it, senders wait.
 const QUEUE_CAPACITY: usize = 1024;
@@ -34,6 +39,8 @@ const QUEUE_CAPACITY: usize = 1024;
 const MAX_GROUP: usize = 512;
 /// Maximum debugger events in one group.
 const MAX_DEBUG_GROUP: usize = 1024;
+/// How often events that could not be written are tried again while no other write is queued.
+const UNWRITTEN_RETRY: Duration = Duration::from_millis(500);
 
 /// A handle to the writer task.
 #[derive(Clone)]
@@ -41,6 +48,9 @@ pub(crate) struct WriterHandle {
     tasks: mpsc::Sender<WriterTask>,
     ended: watch::Receiver<bool>,
     last_error: Arc<Mutex<Option<Error>>>,
+    unwritten: Arc<UnwrittenEvents>,
+    #[cfg(feature = "test-support")]
+    pub(crate) write_fault: Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl WriterHandle {
@@ -52,6 +62,7 @@ impl WriterHandle {
         let (tasks, waiting) = mpsc::channel(QUEUE_CAPACITY);
         let (end, ended) = watch::channel(false);
         let last_error = Arc::new(Mutex::new(None));
+        let unwritten = Arc::new(UnwrittenEvents::default());
         let (tails, debug_queue) = (Arc::new(SessionTails::default()), Arc::new(DebugQueue::default()));
         let OpenedDatabase {
             writer,
@@ -64,15 +75,21 @@ impl WriterHandle {
             connect_options,
             tails.clone(),
             debug_queue.clone(),
+            unwritten.clone(),
             caches,
             last_error.clone(),
         );
+        #[cfg(feature = "test-support")]
+        let write_fault = writer.write_fault.clone();
         tokio::spawn(run_writer(writer, waiting, lock, end));
         (
             Self {
                 tasks,
                 ended,
                 last_error,
+                unwritten,
+                #[cfg(feature = "test-support")]
+                write_fault,
             },
             tails,
             debug_queue,
@@ -107,6 +124,11 @@ impl WriterHandle {
         self.last_error.lock().clone()
     }
 
+    /// Events that could not be written.
+    pub(crate) fn unwritten(&self) -> &UnwrittenEvents {
+        &self.unwritten
+    }
+
     /// An error if the writer has been closed.
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.tasks.is_closed() {
@@ -128,7 +150,7 @@ async fn run_writer(
     lock: File,
     end: watch::Sender<bool>,
 ) {
-    let debug_queue = writer.debug_queue.clone();
+    let (debug_queue, unwritten) = (writer.debug_queue.clone(), writer.unwritten.clone());
     let mut tasks = Vec::new();
     let mut open = true;
     while open {
@@ -141,6 +163,7 @@ async fn run_writer(
             taken = waiting.recv_many(&mut tasks, MAX_GROUP) => open = taken > 0,
             () = debug_queue.wait_until_due() => while tasks.len() < MAX_GROUP
                 && let Ok(task) = waiting.try_recv() { tasks.push(task) },
+            () = tokio::time::sleep(UNWRITTEN_RETRY), if !unwritten.is_empty() => {}
         }
         if tasks.iter().any(|task| matches!(task, WriterTask::Close)) {
             open = false;
@@ -155,16 +178,19 @@ async fn run_writer(
             true => debug_queue.take_batch(MAX_DEBUG_GROUP),
             false => Vec::new(),
         };
-        let recorded = debug.len();
-        writer.commit(tasks.drain(..), debug).await;
-        debug_queue.mark_written(recorded);
+        writer.commit_group(&mut tasks, debug).await;
     }
     debug_queue.close();
     while !debug_queue.is_empty() {
         let debug = debug_queue.take_batch(MAX_DEBUG_GROUP);
-        let recorded = debug.len();
-        writer.commit(std::iter::empty(), debug).await;
-        debug_queue.mark_written(recorded);
+        writer.commit_group(&mut tasks, debug).await;
+    }
+    let lost = unwritten.begin_retry().len();
+    if lost > 0 {
+        tracing::error!(
+            lost,
+            "the database is closed; events that could not be written are lost"
+        );
     }
     writer.tails.close();
     debug_queue.tail.close();

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use oubliette_protocol::{Error, ProjectId, event::SessionEvent};
+use oubliette_protocol::{Error, ErrorCode, ProjectId, event::SessionEvent};
 
-use super::job::{EventJob, Survives, WriteJob, WriteTx};
+use super::{
+    job::{EventJob, Survives, WriteJob, WriteTx},
+    unwritten::UnwrittenEvents,
+};
 use crate::{db_error::WriteError, log::debugger::DebugJob};
 
 /// One write of a group, and its result.
@@ -68,10 +71,15 @@ pub(super) async fn apply_in_savepoint(
     }
 }
 
-/// Answers every slot with an error.
-pub(super) fn fail_all(slots: Vec<GroupSlot>, error: &Error) {
+/// Answers every slot with an error. Events that nobody waits for are kept, to be written later.
+pub(super) fn fail_all(slots: Vec<GroupSlot>, error: &Error, unwritten: &UnwrittenEvents) {
     for slot in slots {
-        slot.answer(Some(error));
+        match slot {
+            GroupSlot::Events { job, .. } if job.reply.is_none() && error.code == ErrorCode::Unavailable => {
+                unwritten.keep(job);
+            }
+            slot => slot.answer(Some(error)),
+        }
     }
 }
 
