@@ -403,3 +403,4 @@ async def test_files_logins_and_tool_calls_are_in_the_audit_log(server, admin):
     logins = lambda: [e for e in server.api("audit_list", admin, limit=200)["entries"] if e["action"] == "login"]
     refused = wait_until(lambda: [e for e in logins() if e["outcome"] != "ok"], "the refused login")
     assert refused[0]["outcome"] == "unauthenticated" and "nonsense" not in json.dumps(refused)
+    assert refused[0]["principal"] == "anonymous" and "token_id" not in refused[0]

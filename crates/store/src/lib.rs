@@ -41,7 +41,7 @@ pub use oubliette_protocol::now;
 pub use page::{ListPage, PageRequest};
 pub use store::Store;
 pub use tables::{
-    audit::{AuditEntry, AuditFilter, AuditRow},
+    audit::{AuditEntry, AuditFilter, AuditPrincipal, AuditRow},
     projects::{ProjectFilter, ProjectRow},
     queue::QueuedMessage,
     sessions::{SessionFilter, SessionPatch, SessionRow},

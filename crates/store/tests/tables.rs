@@ -10,8 +10,8 @@ use oubliette_protocol::{
     ErrorCode, ProjectId, Scope, SessionId, Slug, TokenId, WorkspaceId, event::SessionStatus,
 };
 use oubliette_store::{
-    AuditEntry, AuditFilter, DebugFilter, NewToken, PageRequest, ProjectFilter, QueuedMessage, SessionFilter,
-    SessionPatch, TokenFilter, WorkspaceRow, now,
+    AuditEntry, AuditFilter, AuditPrincipal, DebugFilter, NewToken, PageRequest, ProjectFilter,
+    QueuedMessage, SessionFilter, SessionPatch, TokenFilter, WorkspaceRow, now,
 };
 use serde_json::json;
 use sqlx::{ConnectOptions, Row, sqlite::SqliteConnectOptions};
@@ -621,7 +621,7 @@ async fn the_audit_log_is_append_only() {
     let by = TokenId::generate();
     for i in 0..5 {
         let entry = AuditEntry {
-            token_id: (i % 2 == 0).then(|| by.clone()),
+            principal: AuditPrincipal::of_grant((i % 2 == 0).then_some(&by)),
             session_id: None,
             project_id: None,
             action: format!("action_{i}"),
@@ -746,10 +746,36 @@ async fn ten_thousand_projects_are_listed_through_an_index() {
 }
 
 #[tokio::test]
+async fn the_audit_log_tells_owner_token_and_anonymous_apart() {
+    let fixture = StoreFixture::new().await;
+    let principals = [
+        AuditPrincipal::Owner,
+        AuditPrincipal::Token(TokenId::generate()),
+        AuditPrincipal::Anonymous,
+    ];
+    let entries = principals.clone().map(|principal| AuditEntry {
+        principal,
+        session_id: None,
+        project_id: None,
+        action: "token_create".into(),
+        target: None,
+        outcome: "ok".into(),
+        detail: None,
+    });
+    fixture.store.audit_append_all(entries.to_vec()).await.unwrap();
+    let listed = fixture
+        .store
+        .audit_list(AuditFilter::default(), PageRequest::default());
+    let listed = listed.await.unwrap().items.into_iter().rev();
+    let found: Vec<_> = listed.map(|row| row.entry.principal).collect();
+    assert_eq!(found, principals);
+}
+
+#[tokio::test]
 async fn audit_entries_appended_together_keep_their_order() {
     let fixture = StoreFixture::new().await;
     let entry = |n: usize| AuditEntry {
-        token_id: None,
+        principal: AuditPrincipal::Owner,
         session_id: None,
         project_id: None,
         action: format!("a{n}"),

@@ -140,6 +140,8 @@ export interface Token {
 export interface AuditEntry {
   index?: number;
   ts: string;
+  /** A token's id, `owner` or `anonymous`. */
+  principal: string;
   token_id?: string;
   session_id?: string;
   action: string;

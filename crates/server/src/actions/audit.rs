@@ -37,7 +37,8 @@ pub(crate) struct AuditList {
 
 impl ActionHandler for AuditList {
     const NAME: &'static str = "audit_list";
-    const DESCRIPTION: &'static str = "Read the audit log, newest first: who changed what, and how it ended.";
+    const DESCRIPTION: &'static str = "Read the audit log, newest first: who changed what, and how it ended. principal \
+        is a token's id, owner, or anonymous for a refused login.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
 

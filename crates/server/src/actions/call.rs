@@ -90,6 +90,7 @@ pub(crate) struct ActionCall<'a> {
     /// Where the call comes from.
     pub origin: &'a ActionOrigin,
     project: OnceLock<ProjectId>,
+    target: OnceLock<String>,
     streamed: AtomicI64,
 }
 
@@ -103,6 +104,7 @@ impl<'a> ActionCall<'a> {
             grant,
             origin,
             project: OnceLock::new(),
+            target: OnceLock::new(),
             streamed: AtomicI64::new(NONE_STREAMED),
         }
     }
@@ -125,6 +127,16 @@ impl<'a> ActionCall<'a> {
     /// Sets the project to name in the audit entry; the first one set stays.
     pub(crate) fn note_project(&self, project: &ProjectId) {
         let _ = self.project.set(project.clone());
+    }
+
+    /// What the action created, to name in the audit entry if its arguments name no target.
+    pub(super) fn audited_target(&self) -> Option<&str> {
+        self.target.get().map(String::as_str)
+    }
+
+    /// Sets what the action created, for the audit entry; the first one set stays.
+    pub fn note_target(&self, target: &str) {
+        let _ = self.target.set(target.to_owned());
     }
 
     /// Reads a project; `not_found` if the grant cannot see it.

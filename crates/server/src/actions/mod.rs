@@ -24,7 +24,7 @@ use std::{
 };
 
 use oubliette_protocol::{Error, JsonObject, Result, tool::ToolSpec};
-use oubliette_store::AuditEntry;
+use oubliette_store::{AuditEntry, AuditPrincipal};
 use serde_json::Value;
 
 pub use call::ActionOrigin;
@@ -183,10 +183,10 @@ fn audit_entry(
     error: Option<&Error>,
 ) -> AuditEntry {
     AuditEntry {
-        token_id: call.grant.token_id().cloned(),
+        principal: AuditPrincipal::of_grant(call.grant.token_id()),
         session_id: call.origin.session().cloned(),
         action: definition.name.into(),
-        target,
+        target: target.or_else(|| call.audited_target().map(str::to_owned)),
         outcome: error.map_or("ok", |e| e.code.as_str()).into(),
         project_id: call.audited_project().or(call.grant.project()).cloned(),
         detail: None,

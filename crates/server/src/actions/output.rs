@@ -84,10 +84,9 @@ pub(crate) fn token(row: &TokenRow) -> Value {
 /// An audit entry as JSON.
 pub(crate) fn audit(row: &AuditRow) -> Value {
     let entry = &row.entry;
-    let mut object =
-        json!({ "index": row.index, "ts": row.ts, "action": entry.action, "outcome": entry.outcome });
+    let mut object = json!({ "index": row.index, "ts": row.ts, "principal": entry.principal.as_str(), "action": entry.action, "outcome": entry.outcome });
     for (field, value) in [
-        ("token_id", entry.token_id.as_ref().map(|v| json!(v))),
+        ("token_id", entry.principal.token_id().map(|v| json!(v))),
         ("session_id", entry.session_id.as_ref().map(|v| json!(v))),
         ("project_id", entry.project_id.as_ref().map(|v| json!(v))),
         ("target", entry.target.as_ref().map(|v| json!(v))),

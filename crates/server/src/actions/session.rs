@@ -214,10 +214,10 @@ impl ActionHandler for SessionMessage {
             mcp_session: call.mcp_session().map(|id| id.to_string()),
             wait,
         };
-        let (announce, session) = oneshot::channel();
+        let (announce, mut session) = oneshot::channel();
         let mut work = Box::pin(app.sessions.message_announcing_session(request, Some(announce)));
         let forwarder = EventForwarder { call, wait, since };
-        let mut forwarding = Box::pin(forwarder.run(session));
+        let mut forwarding = Box::pin(forwarder.run(&mut session));
         let reply = tokio::select! {
             biased;
             reply = &mut work => reply,
@@ -225,6 +225,10 @@ impl ActionHandler for SessionMessage {
             () = &mut forwarding => return Err(Error::unavailable("the client left before the turn ended")),
         };
         drop(forwarding);
+        // If the message was handled quickly, the forwarder has not run yet.
+        if let Ok(id) = session.try_recv() {
+            call.note_target(id.as_str());
+        }
         let reply = reply?;
         call.note_session(&reply.session_id).await?;
         // If the turn ended quickly, the forwarder may not have run yet.
@@ -246,11 +250,12 @@ struct EventForwarder<'a> {
 impl EventForwarder<'_> {
     /// Subscribes the MCP session to the session's events, sends them to the event sink if the client waits, and
     /// returns only when a waiting client leaves.
-    async fn run(self, session: oneshot::Receiver<SessionId>) {
+    async fn run(self, session: &mut oneshot::Receiver<SessionId>) {
         let call = self.call;
         let Ok(session) = session.await else {
             return std::future::pending().await;
         };
+        call.note_target(session.as_str());
         call.subscribe_mcp_session(&session, self.since);
         if self.wait == WaitMode::No {
             return std::future::pending().await;

@@ -87,13 +87,13 @@ async fn print_entries(
             ("TIME", "ts"),
             ("ACTION", "action"),
             ("OUTCOME", "outcome"),
-            ("BY", "token_id"),
+            ("BY", "principal"),
             ("TARGET", "target"),
         ];
         let mut entries = page["entries"].as_array().cloned().unwrap_or_default();
         for entry in &mut entries {
-            if entry["token_id"].is_null() {
-                entry["token_id"] = json!("the owner");
+            if entry["principal"] == "owner" {
+                entry["principal"] = json!("the owner");
             }
         }
         format_listing(&entries, &columns, "Nothing was changed yet.")

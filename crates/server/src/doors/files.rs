@@ -10,7 +10,7 @@ use axum::{
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use oubliette_protocol::{Error, Result, Scope, WorkspaceId};
-use oubliette_store::{AuditEntry, WorkspaceRow};
+use oubliette_store::{AuditEntry, AuditPrincipal, WorkspaceRow};
 use serde_json::json;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::ReaderStream;
@@ -95,7 +95,7 @@ pub(crate) async fn file(
     }
     .await;
     let entry = AuditEntry {
-        token_id: grant.token_id().cloned(),
+        principal: AuditPrincipal::of_grant(grant.token_id()),
         session_id: None,
         action: action.into(),
         target: Some(format!(

@@ -12,8 +12,8 @@ use axum::{
     response::Response,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use oubliette_protocol::{Error, JsonObject, ProjectId, Result, TokenId};
-use oubliette_store::AuditEntry;
+use oubliette_protocol::{Error, JsonObject, ProjectId, Result};
+use oubliette_store::{AuditEntry, AuditPrincipal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::Instrument as _;
@@ -135,7 +135,8 @@ pub(crate) async fn login(
     };
     match doors.app.auth.login(login.token.trim(), from).await {
         Ok((grant, cookie)) => {
-            audit_login(&doors, "login", grant.token_id(), grant.project(), "ok").await;
+            let principal = AuditPrincipal::of_grant(grant.token_id());
+            audit_login(&doors, "login", principal, grant.project(), "ok").await;
             let secure = if tls { "; Secure" } else { "" };
             let cookie = format!(
                 "{}={}; Path=/api; HttpOnly; SameSite=Strict{secure}",
@@ -153,7 +154,14 @@ pub(crate) async fn login(
         // Not in the audit log: a client that retries without end must not fill it.
         Err(LoginError::TooManyFailures(wait)) => reply::too_many_requests("too many failed logins", wait),
         Err(LoginError::Refused(error)) => {
-            audit_login(&doors, "login", None, None, error.code.as_str()).await;
+            audit_login(
+                &doors,
+                "login",
+                AuditPrincipal::Anonymous,
+                None,
+                error.code.as_str(),
+            )
+            .await;
             reply::error(&error)
         }
     }
@@ -163,12 +171,12 @@ pub(crate) async fn login(
 async fn audit_login(
     doors: &HttpDoors,
     action: &str,
-    token: Option<&TokenId>,
+    principal: AuditPrincipal,
     project: Option<&ProjectId>,
     outcome: &str,
 ) {
     let entry = AuditEntry {
-        token_id: token.cloned(),
+        principal,
         session_id: None,
         action: action.into(),
         target: None,
@@ -187,7 +195,8 @@ pub(crate) async fn logout(State(doors): State<HttpDoors>, headers: HeaderMap) -
             return reply::error(&error);
         }
         if let Ok(grant) = whose {
-            audit_login(&doors, "logout", grant.token_id(), grant.project(), "ok").await;
+            let principal = AuditPrincipal::of_grant(grant.token_id());
+            audit_login(&doors, "logout", principal, grant.project(), "ok").await;
         }
     }
     let mut response = reply::json(StatusCode::OK, &json!({ "logged_out": true }));

@@ -16,11 +16,49 @@ use crate::{
 
 const LIST: &str = "audit";
 
+/// How [`AuditPrincipal::Anonymous`] is stored, in the place of a token's id.
+const ANONYMOUS: &str = "anonymous";
+
+/// Who performed an action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AuditPrincipal {
+    /// The owner of the home directory, who needs no token.
+    Owner,
+    /// A token.
+    Token(TokenId),
+    /// Somebody whose token was refused.
+    Anonymous,
+}
+
+impl AuditPrincipal {
+    /// The principal of a grant: its token, or the owner if it has none.
+    pub fn of_grant(token: Option<&TokenId>) -> Self {
+        token.map_or(Self::Owner, |token| Self::Token(token.clone()))
+    }
+
+    /// The token's id, if it is a token.
+    pub fn token_id(&self) -> Option<&TokenId> {
+        match self {
+            Self::Token(token) => Some(token),
+            Self::Owner | Self::Anonymous => None,
+        }
+    }
+
+    /// The token's id, `owner` or `anonymous`.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Owner => "owner",
+            Self::Token(token) => token.as_str(),
+            Self::Anonymous => ANONYMOUS,
+        }
+    }
+}
+
 /// One action that was performed or refused.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditEntry {
-    /// The token that performed it; none: the owner of the home directory.
-    pub token_id: Option<TokenId>,
+    /// Who performed it.
+    pub principal: AuditPrincipal,
     /// The session it was performed from, if from inside one.
     pub session_id: Option<SessionId>,
     /// The project it concerns, if one.
@@ -112,11 +150,18 @@ impl Store {
 }
 
 fn audit_from_row(row: &SqliteRow) -> Result<AuditRow> {
+    let principal = match optional_text(row, "token_id")?.as_deref() {
+        // Only a token can log in: older versions stored a refused login without one.
+        None if text(row, "action")? == "login" => AuditPrincipal::Anonymous,
+        None => AuditPrincipal::Owner,
+        Some(ANONYMOUS) => AuditPrincipal::Anonymous,
+        Some(token) => AuditPrincipal::Token(token.parse()?),
+    };
     Ok(AuditRow {
         index: number(row, "idx")?,
         ts: time(row, "ts")?,
         entry: AuditEntry {
-            token_id: optional_parsed(row, "token_id")?,
+            principal,
             session_id: optional_parsed(row, "session_id")?,
             project_id: optional_parsed(row, "project_id")?,
             action: text(row, "action")?,
@@ -146,7 +191,10 @@ impl StoreWrite for AppendAudit {
                 query
                     .bind(*index)
                     .bind(now)
-                    .bind(entry.token_id.as_ref().map(TokenId::as_str))
+                    .bind(match &entry.principal {
+                        AuditPrincipal::Owner => None,
+                        principal => Some(principal.as_str()),
+                    })
                     .bind(entry.session_id.as_ref().map(SessionId::as_str))
                     .bind(entry.project_id.as_ref().map(ProjectId::as_str))
                     .bind(entry.action.as_str())
