@@ -1,10 +1,16 @@
 //! Paged lists. A cursor is the base64url form of the list's name and the key of a page's last row. It is
 //! opaque to clients: its only use is to request the next page.
 
-use std::str::FromStr;
+use std::{
+    fmt::{self, Display},
+    str::FromStr,
+};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use oubliette_protocol::{Error, Result};
+use oubliette_protocol::{Error, ProjectId, Result, SessionId, TokenId, WorkspaceId};
+use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
+
+use crate::{db_error::read_error, store::Store};
 
 /// Rows per page when the request sets no limit.
 pub const DEFAULT_LIMIT: u32 = 100;
@@ -81,6 +87,68 @@ impl<T> ListPage<T> {
     }
 }
 
+/// A list that is read page by page: its order, and how its rows are read.
+pub(crate) struct PagedList<T, K> {
+    /// Its name in cursors.
+    pub(crate) name: &'static str,
+    /// The `ORDER BY` clause: the columns of the key.
+    pub(crate) order: &'static str,
+    /// The condition that selects the rows after a key, without the key.
+    pub(crate) after: &'static str,
+    /// The key of a row.
+    pub(crate) key: fn(&T) -> K,
+    /// Reads a row.
+    pub(crate) read: fn(&SqliteRow) -> Result<T>,
+}
+
+/// The key of a row in a list: its position in the list's order.
+pub(crate) trait PageKey: FromStr + Display {
+    /// Appends the key to a query, as a value.
+    fn push_to(&self, query: &mut QueryBuilder<Sqlite>);
+}
+
+impl PageKey for i64 {
+    fn push_to(&self, query: &mut QueryBuilder<Sqlite>) {
+        query.push_bind(*self);
+    }
+}
+
+macro_rules! id_page_keys {
+    ($($id:ty),*) => {$(
+        impl PageKey for $id {
+            fn push_to(&self, query: &mut QueryBuilder<Sqlite>) {
+                query.push_bind(self.as_str());
+            }
+        }
+    )*};
+}
+
+id_page_keys!(ProjectId, SessionId, TokenId);
+
+impl Store {
+    /// Reads one page of a list. `query` selects its rows and ends within the `WHERE` clause.
+    pub(crate) async fn fetch_page<T, K: PageKey>(
+        &self,
+        mut query: QueryBuilder<Sqlite>,
+        list: &PagedList<T, K>,
+        page: &PageRequest,
+    ) -> Result<ListPage<T>> {
+        let (limit, after) = (page.checked_limit()?, page.after_key::<K>(list.name)?);
+        if let Some(after) = after {
+            query.push(" AND ").push(list.after);
+            after.push_to(&mut query);
+        }
+        query.push(" ORDER BY ").push(list.order).push(" LIMIT ");
+        query.push_bind(limit as i64 + 1);
+        let rows = query.build().fetch_all(self.readers()).await;
+        let rows = rows.map_err(read_error)?;
+        let items = rows.iter().map(list.read).collect::<Result<Vec<_>>>()?;
+        Ok(ListPage::from_rows(items, limit, list.name, |row| {
+            (list.key)(row).to_string()
+        }))
+    }
+}
+
 /// The key of a list ordered by time and then id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TimeIdKey<I> {
@@ -97,6 +165,19 @@ impl<I: FromStr> FromStr for TimeIdKey<I> {
             millis: millis.parse().map_err(|_| ())?,
             id: id.parse().map_err(|_| ())?,
         })
+    }
+}
+
+impl<I: Display> Display for TimeIdKey<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.millis, self.id)
+    }
+}
+
+impl PageKey for TimeIdKey<WorkspaceId> {
+    fn push_to(&self, query: &mut QueryBuilder<Sqlite>) {
+        query.push("(").push_bind(self.millis).push(", ");
+        query.push_bind(self.id.as_str()).push(")");
     }
 }
 

@@ -21,8 +21,7 @@ use tokio::{
 };
 
 use super::{
-    events::collect_available,
-    follow::{CHUNK_BYTES, CHUNK_ROWS, FollowableLog, LogBatch, LogFollower, run_detached},
+    follow::{self, CHUNK_BYTES, CHUNK_ROWS, FollowableLog, LogBatch, LogFollower, run_detached},
     tail::{HasLogIndex, LogTail},
 };
 use crate::{db_error::read_error, writer::SequenceCounter};
@@ -134,25 +133,14 @@ impl DebugLog {
 
     /// Follows the events that pass the filter, from the index after `since`: stored ones, then live ones.
     pub fn follow(&self, filter: DebugFilter, since: i64) -> LogFollower<Arc<DebugEvent>> {
-        LogFollower::new(
-            FollowedDebugLog {
-                readers: self.readers.clone(),
-                queue: self.queue.clone(),
-                filter,
-            },
-            since,
-        )
+        LogFollower::new(self.followed_log(filter), since)
     }
 
     /// Waits until the log has an index above `index`, whatever the event, at most for `timeout`. Returns the
     /// last index of the whole log.
     pub async fn wait_beyond(&self, index: i64, timeout: Duration) -> Result<i64> {
-        let mut extent_watch = self.queue.tail.watch_extent();
-        self.queue.tail.advance_to(last_index(&self.readers).await?);
-        let beyond = extent_watch.wait_for(|extent| extent.last > index || extent.closed);
-        let _ = tokio::time::timeout(timeout, beyond).await;
-        let extent = *self.queue.tail.watch_extent().borrow();
-        Ok(extent.last)
+        let log = self.followed_log(DebugFilter::default());
+        follow::wait_beyond(&log, index, timeout).await
     }
 
     /// Like [`DebugLog::read`], but waits up to `timeout` for a first event when there is none.
@@ -164,10 +152,15 @@ impl DebugLog {
         timeout: Duration,
     ) -> Result<Vec<Arc<DebugEvent>>> {
         let found = self.read(filter, since, max).await?;
-        if !found.is_empty() || timeout.is_zero() || max == 0 {
-            return Ok(found);
+        follow::wait_if_empty(found, max, timeout, || self.follow(filter.clone(), since)).await
+    }
+
+    fn followed_log(&self, filter: DebugFilter) -> FollowedDebugLog {
+        FollowedDebugLog {
+            readers: self.readers.clone(),
+            queue: self.queue.clone(),
+            filter,
         }
-        collect_available(self.follow(filter.clone(), since), max, timeout).await
     }
 }
 

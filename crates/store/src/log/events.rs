@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture};
+use futures::{TryStreamExt, future::BoxFuture};
 use jiff::Timestamp;
 use oubliette_protocol::{
     Error, Result, SessionId,
@@ -13,7 +13,7 @@ use sqlx::{Row, SqlitePool};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::{
-    follow::{CHUNK_BYTES, CHUNK_ROWS, FollowableLog, LogBatch, LogFollower, run_detached},
+    follow::{self, CHUNK_BYTES, CHUNK_ROWS, FollowableLog, LogBatch, LogFollower, run_detached},
     tail::{LogTail, SessionTailHandle, SessionTails},
 };
 use crate::{
@@ -169,14 +169,7 @@ impl EventLog {
 
     /// Waits until the log has an index above `index`, at most for `timeout`. Returns the last index.
     pub async fn wait_beyond(&self, session: &SessionId, index: i64, timeout: Duration) -> Result<i64> {
-        let source = self.followed_log(session);
-        let mut extent_watch = source.tail.watch_extent();
-        source.tail.advance_to(source.last_index().await?);
-        let beyond = extent_watch.wait_for(|extent| extent.last > index || extent.closed);
-        // On a timeout too, the current last index is the result.
-        let _ = tokio::time::timeout(timeout, beyond).await;
-        let extent = *source.tail.watch_extent().borrow();
-        Ok(extent.last)
+        follow::wait_beyond(&self.followed_log(session), index, timeout).await
     }
 
     /// Like [`EventLog::read`], but waits up to `timeout` for a first event when there is none.
@@ -188,10 +181,7 @@ impl EventLog {
         timeout: Duration,
     ) -> Result<Vec<Arc<SessionEvent>>> {
         let found = self.read(session, since, max).await?;
-        if !found.is_empty() || timeout.is_zero() || max == 0 {
-            return Ok(found);
-        }
-        collect_available(self.follow(session, since), max, timeout).await
+        follow::wait_if_empty(found, max, timeout, || self.follow(session, since)).await
     }
 
     fn followed_log(&self, session: &SessionId) -> FollowedEventLog {
@@ -204,25 +194,6 @@ impl EventLog {
             session: session.clone(),
         }
     }
-}
-
-/// Waits for a follower's first entry, then collects what is available without waiting, up to `max`.
-pub(super) async fn collect_available<T: Send + 'static>(
-    mut follow: LogFollower<T>,
-    max: usize,
-    timeout: Duration,
-) -> Result<Vec<T>> {
-    let Ok(first) = tokio::time::timeout(timeout, follow.next()).await else {
-        return Ok(Vec::new());
-    };
-    let Some(first) = first else { return Ok(Vec::new()) };
-    let mut found = vec![first?];
-    while found.len() < max
-        && let Some(Some(next)) = follow.next().now_or_never()
-    {
-        found.push(next?);
-    }
-    Ok(found)
 }
 
 struct FollowedEventLog {

@@ -10,9 +10,10 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
-use futures::{Stream, StreamExt, future::BoxFuture, stream::BoxStream};
+use futures::{FutureExt, Stream, StreamExt, future::BoxFuture, stream::BoxStream};
 use oubliette_protocol::{Error, Result};
 use tokio::sync::watch;
 
@@ -45,6 +46,42 @@ pub(crate) async fn run_detached<T: Send + 'static>(
     read: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     tokio::spawn(read).await.map_err(Error::internal)?
+}
+
+/// Waits until a log has an index above `index`, at most for `timeout`. Returns the last index.
+pub(super) async fn wait_beyond(log: &impl FollowableLog, index: i64, timeout: Duration) -> Result<i64> {
+    // Before the database is asked, so that no commit is missed between.
+    let mut extent = log.tail().watch_extent();
+    log.tail().advance_to(log.last_index().await?);
+    let beyond = extent.wait_for(|extent| extent.last > index || extent.closed);
+    // On a timeout too, the current last index is the result.
+    let _ = tokio::time::timeout(timeout, beyond).await;
+    let extent = *log.tail().watch_extent().borrow();
+    Ok(extent.last)
+}
+
+/// Returns `found`, or, if it is empty, waits up to `timeout` for a first entry and collects what is available
+/// then without further waiting, up to `max`.
+pub(super) async fn wait_if_empty<T: Send + 'static>(
+    found: Vec<T>,
+    max: usize,
+    timeout: Duration,
+    follow: impl FnOnce() -> LogFollower<T>,
+) -> Result<Vec<T>> {
+    if !found.is_empty() || timeout.is_zero() || max == 0 {
+        return Ok(found);
+    }
+    let mut follow = follow();
+    let Ok(Some(first)) = tokio::time::timeout(timeout, follow.next()).await else {
+        return Ok(Vec::new());
+    };
+    let mut found = vec![first?];
+    while found.len() < max
+        && let Some(Some(next)) = follow.next().now_or_never()
+    {
+        found.push(next?);
+    }
+    Ok(found)
 }
 
 /// A batch of log entries read from the database.

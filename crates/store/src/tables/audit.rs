@@ -8,13 +8,19 @@ use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 
 use super::row::{number, optional_json, optional_parsed, optional_text, text, time, to_json};
 use crate::{
-    db_error::{WriteError, read_error},
-    page::{ListPage, PageRequest},
+    db_error::WriteError,
+    page::{ListPage, PageRequest, PagedList},
     store::Store,
     writer::{SequenceCounter, StoreWrite, Survives, WriteTx, batch},
 };
 
-const LIST: &str = "audit";
+static LIST: PagedList<AuditRow, i64> = PagedList {
+    name: "audit",
+    order: "idx DESC",
+    after: "idx < ",
+    key: |row| row.index,
+    read: audit_from_row,
+};
 
 /// How [`AuditPrincipal::Anonymous`] is stored, in the place of a token's id.
 const ANONYMOUS: &str = "anonymous";
@@ -112,7 +118,6 @@ impl Store {
 
     /// Entries, newest first.
     pub async fn audit_list(&self, filter: AuditFilter, page: PageRequest) -> Result<ListPage<AuditRow>> {
-        let (limit, after) = (page.checked_limit()?, page.after_key::<i64>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM audit WHERE 1 = 1");
         for (column, value) in [
             (
@@ -131,21 +136,7 @@ impl Store {
                 query.push(column).push_bind(value);
             }
         }
-        if let Some(after) = after {
-            query.push(" AND idx < ").push_bind(after);
-        }
-        query
-            .push(" ORDER BY idx DESC LIMIT ")
-            .push_bind(limit as i64 + 1);
-        let rows = query
-            .build()
-            .fetch_all(self.readers())
-            .await
-            .map_err(read_error)?;
-        let entries = rows.iter().map(audit_from_row).collect::<Result<Vec<_>>>()?;
-        Ok(ListPage::from_rows(entries, limit, LIST, |row| {
-            row.index.to_string()
-        }))
+        self.fetch_page(query, &LIST, &page).await
     }
 }
 

@@ -14,12 +14,18 @@ use super::{
 };
 use crate::{
     db_error::{WriteError, read_error},
-    page::{ListPage, PageRequest},
+    page::{ListPage, PageRequest, PagedList},
     store::Store,
     writer::{StoreWrite, Survives, WriteTx},
 };
 
-const LIST: &str = "projects";
+static LIST: PagedList<ProjectRow, ProjectId> = PagedList {
+    name: "projects",
+    order: "project_id DESC",
+    after: "project_id < ",
+    key: |row| row.project_id.clone(),
+    read: project_from_row,
+};
 /// Maximum length of `name_contains` in bytes, below SQLite's own limit for patterns, whose error is less
 /// helpful.
 const MAX_NEEDLE: usize = 1000;
@@ -117,7 +123,6 @@ impl Store {
     }
 
     async fn project_page(&self, filter: &ProjectFilter, page: &PageRequest) -> Result<ListPage<ProjectRow>> {
-        let (limit, after) = (page.checked_limit()?, page.after_key::<ProjectId>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM projects WHERE 1 = 1");
         if let Some(only) = &filter.project {
             query.push(" AND project_id = ").push_bind(only.as_str());
@@ -128,21 +133,7 @@ impl Store {
                 .push_bind(like_pattern(needle)?)
                 .push(" ESCAPE '\\'");
         }
-        if let Some(after) = after {
-            query.push(" AND project_id < ").push_bind(after.as_str());
-        }
-        query
-            .push(" ORDER BY project_id DESC LIMIT ")
-            .push_bind(limit as i64 + 1);
-        let rows = query
-            .build()
-            .fetch_all(self.readers())
-            .await
-            .map_err(read_error)?;
-        let projects = rows.iter().map(project_from_row).collect::<Result<Vec<_>>>()?;
-        Ok(ListPage::from_rows(projects, limit, LIST, |row| {
-            row.project_id.to_string()
-        }))
+        self.fetch_page(query, &LIST, page).await
     }
 
     /// Deletes a project with its workspaces, sessions, their events and memory, and revokes its tokens.

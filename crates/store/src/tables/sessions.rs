@@ -9,12 +9,18 @@ use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 use super::row::{number, optional_parsed, optional_text, parsed, time};
 use crate::{
     db_error::{WriteError, read_error},
-    page::{ListPage, PageRequest},
+    page::{ListPage, PageRequest, PagedList},
     store::Store,
     writer::{StoreWrite, WriteTx},
 };
 
-const LIST: &str = "sessions";
+static LIST: PagedList<SessionRow, SessionId> = PagedList {
+    name: "sessions",
+    order: "session_id DESC",
+    after: "session_id < ",
+    key: |row| row.session_id.clone(),
+    read: session_from_row,
+};
 /// The condition of the partial index of active sessions. SQLite uses that index only if a query contains
 /// exactly this expression.
 const ACTIVE_CONDITION: &str = "status NOT IN ('ended', 'failed')";
@@ -140,7 +146,6 @@ impl Store {
         filter: SessionFilter,
         page: PageRequest,
     ) -> Result<ListPage<SessionRow>> {
-        let (limit, after) = (page.checked_limit()?, page.after_key::<SessionId>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE 1 = 1");
         if let Some(project) = &filter.project {
             query.push(" AND project_id = ").push_bind(project.as_str());
@@ -154,16 +159,7 @@ impl Store {
         if filter.active_only {
             query.push(" AND ").push(ACTIVE_CONDITION);
         }
-        if let Some(after) = after {
-            query.push(" AND session_id < ").push_bind(after.as_str());
-        }
-        query
-            .push(" ORDER BY session_id DESC LIMIT ")
-            .push_bind(limit as i64 + 1);
-        let sessions = self.fetch_sessions(query).await?;
-        Ok(ListPage::from_rows(sessions, limit, LIST, |row| {
-            row.session_id.to_string()
-        }))
+        self.fetch_page(query, &LIST, &page).await
     }
 
     /// The direct children of a session, oldest first.

@@ -7,12 +7,18 @@ use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 use super::row::{optional_parsed, optional_time, parsed, text, time};
 use crate::{
     db_error::{WriteError, read_error},
-    page::{ListPage, PageRequest},
+    page::{ListPage, PageRequest, PagedList},
     store::Store,
     writer::{StoreWrite, Survives, WriteTx},
 };
 
-const LIST: &str = "tokens";
+static LIST: PagedList<TokenRow, TokenId> = PagedList {
+    name: "tokens",
+    order: "token_id DESC",
+    after: "token_id < ",
+    key: |row| row.token_id.clone(),
+    read: token_from_row,
+};
 const SELECT_TOKENS: &str =
     "SELECT token_id, name, scope, project_id, session_id, created_at, expires_at, revoked_at FROM tokens";
 
@@ -79,17 +85,12 @@ impl Store {
             Ok(row) => return Ok(Some(row)),
             Err(cache_version) => cache_version,
         };
-        const SQL: &str =
-            "SELECT token_id, name, scope, project_id, session_id, created_at, expires_at, revoked_at
-             FROM tokens WHERE hash = $1 AND revoked_at IS NULL";
-        let row = sqlx::query(SQL)
-            .bind(hex::encode(hash))
-            .fetch_optional(self.readers())
-            .await;
-        let Some(row) = row.map_err(read_error)? else {
+        let mut query = QueryBuilder::<Sqlite>::new(SELECT_TOKENS);
+        query.push(" WHERE hash = ").push_bind(hex::encode(hash));
+        query.push(" AND revoked_at IS NULL");
+        let Some(row) = self.fetch_token(query).await? else {
             return Ok(None);
         };
-        let row = token_from_row(&row)?;
         self.caches().tokens.insert(cache_version, *hash, row.clone());
         Ok(Some(row))
     }
@@ -98,6 +99,10 @@ impl Store {
     pub async fn token_get(&self, id: &TokenId) -> Result<Option<TokenRow>> {
         let mut query = QueryBuilder::<Sqlite>::new(SELECT_TOKENS);
         query.push(" WHERE token_id = ").push_bind(id.as_str());
+        self.fetch_token(query).await
+    }
+
+    async fn fetch_token(&self, mut query: QueryBuilder<Sqlite>) -> Result<Option<TokenRow>> {
         let row = query.build().fetch_optional(self.readers()).await;
         row.map_err(read_error)?
             .map(|row| token_from_row(&row))
@@ -106,7 +111,6 @@ impl Store {
 
     /// Tokens, newest first.
     pub async fn token_list(&self, filter: TokenFilter, page: PageRequest) -> Result<ListPage<TokenRow>> {
-        let (limit, after) = (page.checked_limit()?, page.after_key::<TokenId>(LIST)?);
         let mut query = QueryBuilder::<Sqlite>::new(SELECT_TOKENS);
         query.push(" WHERE 1 = 1");
         if !filter.include_sessions {
@@ -118,21 +122,7 @@ impl Store {
         if let Some(project) = &filter.project {
             query.push(" AND project_id = ").push_bind(project.as_str());
         }
-        if let Some(after) = after {
-            query.push(" AND token_id < ").push_bind(after.as_str());
-        }
-        query
-            .push(" ORDER BY token_id DESC LIMIT ")
-            .push_bind(limit as i64 + 1);
-        let rows = query
-            .build()
-            .fetch_all(self.readers())
-            .await
-            .map_err(read_error)?;
-        let tokens = rows.iter().map(token_from_row).collect::<Result<Vec<_>>>()?;
-        Ok(ListPage::from_rows(tokens, limit, LIST, |row| {
-            row.token_id.to_string()
-        }))
+        self.fetch_page(query, &LIST, &page).await
     }
 
     /// Revokes a token. Returns false if there is none or it was revoked before.

@@ -9,12 +9,21 @@ use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 use super::row::{json, optional_json, parsed, text, time, to_json};
 use crate::{
     db_error::{WriteError, read_error},
-    page::{ListPage, PageRequest, TimeIdKey},
+    page::{ListPage, PageRequest, PagedList, TimeIdKey},
     store::Store,
     writer::{StoreWrite, WriteTx},
 };
 
-const LIST: &str = "workspaces";
+static LIST: PagedList<WorkspaceRow, TimeIdKey<WorkspaceId>> = PagedList {
+    name: "workspaces",
+    order: "created_at, workspace_id",
+    after: "(created_at, workspace_id) > ",
+    key: |row| TimeIdKey {
+        millis: row.created_at.as_millisecond(),
+        id: row.workspace_id.clone(),
+    },
+    read: workspace_from_row,
+};
 
 /// A workspace.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,31 +70,9 @@ impl Store {
         project: &ProjectId,
         page: PageRequest,
     ) -> Result<ListPage<WorkspaceRow>> {
-        let (limit, after) = (
-            page.checked_limit()?,
-            page.after_key::<TimeIdKey<WorkspaceId>>(LIST)?,
-        );
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM workspaces WHERE project_id = ");
         query.push_bind(project.as_str());
-        if let Some(after) = after {
-            query
-                .push(" AND (created_at, workspace_id) > (")
-                .push_bind(after.millis)
-                .push(", ");
-            query.push_bind(after.id.as_str()).push(")");
-        }
-        query
-            .push(" ORDER BY created_at, workspace_id LIMIT ")
-            .push_bind(limit as i64 + 1);
-        let rows = query
-            .build()
-            .fetch_all(self.readers())
-            .await
-            .map_err(read_error)?;
-        let workspaces = rows.iter().map(workspace_from_row).collect::<Result<Vec<_>>>()?;
-        Ok(ListPage::from_rows(workspaces, limit, LIST, |row| {
-            format!("{}/{}", row.created_at.as_millisecond(), row.workspace_id)
-        }))
+        self.fetch_page(query, &LIST, &page).await
     }
 
     /// Deletes a workspace. Returns false if there is none.
