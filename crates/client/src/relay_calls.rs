@@ -1,4 +1,4 @@
-//! One tool call over the relay socket: the request for its route, and what came of it.
+//! One tool call over the relay socket: the request for its address, and what came of it.
 
 use std::sync::Arc;
 
@@ -7,16 +7,17 @@ use oubliette_handoff::{
     outcome::{CallAnswer, call_failed},
     progress::Heartbeat,
 };
-use oubliette_protocol::{CallerId, Error, relay::method, tool::CallResult};
+use oubliette_protocol::{
+    CallerId, Error,
+    relay::method,
+    tool::{CallResult, ToolAddress},
+};
 use oubliette_relay::{CallOptions, ProgressCallback};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    server_connection::ServerConnection,
-    session_tools::{CallRoute, SessionTools},
-};
+use crate::{server_connection::ServerConnection, session_tools::SessionTools};
 
 /// Makes calls over the relay socket. Arguments are passed on as the text they came as.
 pub(crate) struct RelayCalls {
@@ -33,7 +34,8 @@ enum CallParams<'a> {
     Caller {
         tool: &'a str,
         arguments: &'a RawValue,
-        caller_id: &'a CallerId,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        caller_id: Option<&'a CallerId>,
     },
     /// `agent_call_tool`.
     Catalog { tool: &'a str, arguments: &'a RawValue },
@@ -68,15 +70,15 @@ impl RelayCalls {
         arguments: &RawValue,
         options: CallOptions,
     ) -> impl Future<Output = CallAnswer> + Send + 'static + use<> {
-        let route = self.tools.route(name, self.server.key().is_some());
+        let address = self.tools.address(name, self.server.key().is_some());
         let prepared = match self.server.peer() {
             Some(peer) => {
-                let (method, params) = self.request(&route, arguments);
+                let (method, params) = self.request(&address, arguments);
                 peer.prepare_call(method, &params, options).map_err(call_failed)
             }
             None => Err(server_unreachable(self.server.socket())),
         };
-        let source = route.source();
+        let source = address.source();
         async move {
             match prepared {
                 Ok(call) => match call.send_and_wait().await {
@@ -88,20 +90,20 @@ impl RelayCalls {
         }
     }
 
-    /// The method and params of a call by this route.
-    fn request<'a>(&'a self, route: &'a CallRoute, arguments: &'a RawValue) -> (&'a str, CallParams<'a>) {
-        match route {
-            CallRoute::Caller { caller_id, tool } => {
+    /// The method and params of a call to this address.
+    fn request<'a>(&'a self, address: &'a ToolAddress, arguments: &'a RawValue) -> (&'a str, CallParams<'a>) {
+        match address {
+            ToolAddress::Caller { tool, caller_id } => {
                 let params = CallParams::Caller {
                     tool,
                     arguments,
-                    caller_id,
+                    caller_id: caller_id.as_ref(),
                 };
                 (method::CALLER_TOOL, params)
             }
-            CallRoute::Catalog(tool) => (method::AGENT_CALL_TOOL, CallParams::Catalog { tool, arguments }),
-            CallRoute::Base(tool) => (tool, CallParams::Base(arguments)),
-            CallRoute::Oubliette(tool) => {
+            ToolAddress::Catalog(tool) => (method::AGENT_CALL_TOOL, CallParams::Catalog { tool, arguments }),
+            ToolAddress::Base(tool) => (tool, CallParams::Base(arguments)),
+            ToolAddress::Oubliette(tool) => {
                 let api_key = self.server.key().map(|key| key.expose()).unwrap_or_default();
                 let params = CallParams::Oubliette {
                     tool,

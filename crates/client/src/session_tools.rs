@@ -1,4 +1,4 @@
-//! The tools of the session as the server last told them, and where a call of each name goes.
+//! The tools of the session as the server last told them, and the address of each name.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -6,40 +6,12 @@ use oubliette_protocol::{
     CallerId,
     caller::DeclaredTool,
     relay::CallerToolsConfig,
-    tool::{ToolSource, ToolSpec, any_object_schema},
+    tool::{OWN_PREFIX, ToolAddress, ToolSpec, any_object_schema},
 };
 use parking_lot::Mutex;
 use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 use tokio::sync::watch;
-
-/// The prefix under which Oubliette's own tools are listed: `oubliette_<name>`.
-pub(crate) const OWN_PREFIX: &str = "oubliette_";
-
-/// Where a call goes, with the name of the tool there.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum CallRoute {
-    /// A caller's tool, by its own name.
-    Caller { caller_id: CallerId, tool: String },
-    /// One of Oubliette's own tools, without its prefix.
-    Oubliette(String),
-    /// A base tool: its name is the relay's method.
-    Base(String),
-    /// Any other name: the server knows the agent's catalog tools by alias and canonical name too.
-    Catalog(String),
-}
-
-impl CallRoute {
-    /// The source that answers.
-    pub(crate) fn source(&self) -> ToolSource {
-        match self {
-            Self::Caller { .. } => ToolSource::Caller,
-            Self::Oubliette(_) => ToolSource::Oubliette,
-            Self::Base(_) => ToolSource::Base,
-            Self::Catalog(_) => ToolSource::Catalog,
-        }
-    }
-}
 
 /// The answer to `agent_tools`: the agent's catalog tools and the base tools.
 #[derive(Debug, Default, PartialEq)]
@@ -75,7 +47,7 @@ struct ToolsBySource {
 #[derive(Default)]
 struct ListedTools {
     tools: Vec<Tool>,
-    routes: HashMap<String, CallRoute>,
+    addresses: HashMap<String, ToolAddress>,
 }
 
 impl Default for SessionTools {
@@ -102,14 +74,14 @@ impl SessionTools {
         list.tools.iter().find(|tool| tool.name == name).cloned()
     }
 
-    /// Where a call of this name goes. A name that is not listed is sent to the server as well, which decides.
-    pub(crate) fn route(&self, name: &str, has_key: bool) -> CallRoute {
-        if let Some(route) = self.sources.lock().list.routes.get(name) {
-            return route.clone();
+    /// The tool that a call of this name is for. A name that is not listed is sent to the server as well, which decides.
+    pub(crate) fn address(&self, name: &str, has_key: bool) -> ToolAddress {
+        if let Some(address) = self.sources.lock().list.addresses.get(name) {
+            return address.clone();
         }
         match name.strip_prefix(OWN_PREFIX) {
-            Some(own) if has_key => CallRoute::Oubliette(own.into()),
-            _ => CallRoute::Catalog(name.into()),
+            Some(own) if has_key => ToolAddress::Oubliette(own.into()),
+            _ => ToolAddress::Catalog(name.into()),
         }
     }
 
@@ -166,7 +138,7 @@ impl SessionTools {
         edit(&mut sources);
         let list = sources.build();
         if list.tools == sources.list.tools {
-            // The routes may still differ in the name they carry.
+            // The addresses may still differ in the name they carry.
             sources.list = Arc::new(list);
             return;
         }
@@ -184,7 +156,7 @@ impl ToolsBySource {
     fn build(&self) -> ListedTools {
         let mut list = ListedTools::default();
         for spec in &self.agent.base {
-            list.add(spec.name.clone(), spec, CallRoute::Base(spec.name.clone()));
+            list.add(spec.name.clone(), spec, ToolAddress::Base(spec.name.clone()));
         }
         for (caller_id, tools) in &self.callers {
             for tool in tools {
@@ -193,21 +165,21 @@ impl ToolsBySource {
                     description: tool.description.clone().unwrap_or_default(),
                     input_schema: tool.input_schema.clone().unwrap_or_else(any_object_schema),
                 };
-                let route = CallRoute::Caller {
-                    caller_id: caller_id.clone(),
+                let address = ToolAddress::Caller {
+                    caller_id: Some(caller_id.clone()),
                     tool: tool.name.clone(),
                 };
-                list.add(spec.name.clone(), &spec, route);
+                list.add(spec.name.clone(), &spec, address);
             }
         }
         for spec in &self.agent.tools {
-            list.add(spec.name.clone(), spec, CallRoute::Catalog(spec.name.clone()));
+            list.add(spec.name.clone(), spec, ToolAddress::Catalog(spec.name.clone()));
         }
         for spec in &self.oubliette {
             list.add(
                 format!("{OWN_PREFIX}{}", spec.name),
                 spec,
-                CallRoute::Oubliette(spec.name.clone()),
+                ToolAddress::Oubliette(spec.name.clone()),
             );
         }
         list
@@ -215,8 +187,8 @@ impl ToolsBySource {
 }
 
 impl ListedTools {
-    fn add(&mut self, name: String, spec: &ToolSpec, route: CallRoute) {
-        if self.routes.contains_key(&name) {
+    fn add(&mut self, name: String, spec: &ToolSpec, address: ToolAddress) {
+        if self.addresses.contains_key(&name) {
             return;
         }
         let schema = match &spec.input_schema {
@@ -228,7 +200,7 @@ impl ListedTools {
             .map(Into::into);
         self.tools
             .push(Tool::new_with_raw(name.clone(), description, schema));
-        self.routes.insert(name, route);
+        self.addresses.insert(name, address);
     }
 }
 
@@ -276,32 +248,32 @@ mod tests {
             names(&tools),
             ["session_message", "myapp_send", "read", "oubliette_project_list"]
         );
-        assert_eq!(tools.route("read", false), CallRoute::Catalog("read".into()));
+        assert_eq!(tools.address("read", false), ToolAddress::Catalog("read".into()));
         assert_eq!(
-            tools.route("session_message", false),
-            CallRoute::Base("session_message".into())
+            tools.address("session_message", false),
+            ToolAddress::Base("session_message".into())
         );
         assert_eq!(
-            tools.route("oubliette_project_list", true),
-            CallRoute::Oubliette("project_list".into())
+            tools.address("oubliette_project_list", true),
+            ToolAddress::Oubliette("project_list".into())
         );
         assert_eq!(
-            tools.route("oubliette_other", true),
-            CallRoute::Oubliette("other".into())
+            tools.address("oubliette_other", true),
+            ToolAddress::Oubliette("other".into())
         );
         assert_eq!(
-            tools.route("oubliette_other", false),
-            CallRoute::Catalog("oubliette_other".into())
+            tools.address("oubliette_other", false),
+            ToolAddress::Catalog("oubliette_other".into())
         );
         assert_eq!(
-            tools.route("@files/read", true),
-            CallRoute::Catalog("@files/read".into())
+            tools.address("@files/read", true),
+            ToolAddress::Catalog("@files/read".into())
         );
-        let caller = CallRoute::Caller {
-            caller_id: "myapp".parse().unwrap(),
+        let caller = ToolAddress::Caller {
+            caller_id: Some("myapp".parse().unwrap()),
             tool: "send".into(),
         };
-        assert_eq!(tools.route("myapp_send", false), caller);
+        assert_eq!(tools.address("myapp_send", false), caller);
     }
 
     #[test]
@@ -346,6 +318,6 @@ mod tests {
             base: vec![],
         });
         assert_eq!(names(&tools), ["a_x"]);
-        assert!(matches!(tools.route("a_x", false), CallRoute::Caller { .. }));
+        assert!(matches!(tools.address("a_x", false), ToolAddress::Caller { .. }));
     }
 }

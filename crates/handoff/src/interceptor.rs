@@ -35,8 +35,8 @@ const CHUNK: usize = 8 * 1024;
 /// How long the last answers may take to be written.
 const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The result of a call that has been started.
-pub type PendingResult = Pin<Box<dyn Future<Output = Result<Box<RawValue>, Error>> + Send>>;
+/// The result of a call that has been started: the source that answered, and its answer as JSON text.
+pub type PendingResult = Pin<Box<dyn Future<Output = Result<(ToolSource, Box<RawValue>), Error>> + Send>>;
 
 /// The tools that can be called in this process.
 pub trait LocalTools: Send + Sync + 'static {
@@ -50,7 +50,7 @@ pub trait LocalTools: Send + Sync + 'static {
         key: Option<&str>,
         cancel: CancellationToken,
         progress: Option<ProgressCallback>,
-    ) -> Option<(ToolSource, PendingResult)>;
+    ) -> Option<PendingResult>;
 }
 
 /// Forwards between agent and client and answers ordinary calls, until either is gone or `stop` fires.
@@ -224,10 +224,10 @@ impl<T: LocalTools> CallBackend for LocalCalls<T> {
         progress: Option<ProgressCallback>,
     ) -> Option<impl Future<Output = CallAnswer> + Send + 'static + use<T>> {
         let key = self.key.as_deref();
-        let (source, result) = self.tools.call(name, arguments, key, cancel, progress)?;
+        let result = self.tools.call(name, arguments, key, cancel, progress)?;
         Some(async move {
             match result.await {
-                Ok(raw) => CallAnswer::Received(source, raw),
+                Ok((source, raw)) => CallAnswer::Received(source, raw),
                 Err(error) => CallAnswer::Failed(call_failed(CallError::Remote(RpcError::from(&error)))),
             }
         })

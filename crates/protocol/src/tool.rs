@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{CatalogId, JsonObject};
+use crate::{CallerId, CatalogId, JsonObject, relay::method};
+
+/// The prefix of the names under which an agent sees Oubliette's own tools: `oubliette_<name>`.
+pub const OWN_PREFIX: &str = "oubliette_";
 
 /// Where a tool comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -17,6 +20,54 @@ pub enum ToolSource {
     Catalog,
     /// What every agent has: `session_message`, `session_events`, `project_list`.
     Base,
+}
+
+/// The tool that a call is for: its source, and its name there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolAddress {
+    /// A tool that a caller lends.
+    Caller {
+        /// Its name, without the caller's prefix.
+        tool: String,
+        /// The caller that lends it; needed when two lend a tool of this name.
+        caller_id: Option<CallerId>,
+    },
+    /// One of Oubliette's own tools, without [`OWN_PREFIX`].
+    Oubliette(String),
+    /// A catalog tool, by any of its names: listed name, alias or canonical name.
+    Catalog(String),
+    /// A base tool.
+    Base(String),
+}
+
+impl ToolAddress {
+    /// The address of a name that is reserved for a base tool or for one of Oubliette's own. Which tool any other
+    /// name means depends on the session.
+    pub fn of_reserved_name(name: &str) -> Option<Self> {
+        if method::BASE_TOOLS.contains(&name) {
+            return Some(Self::Base(name.to_owned()));
+        }
+        let own = name.strip_prefix(OWN_PREFIX)?;
+        Some(Self::Oubliette(own.to_owned()))
+    }
+
+    /// The source of the tool.
+    pub fn source(&self) -> ToolSource {
+        match self {
+            Self::Caller { .. } => ToolSource::Caller,
+            Self::Oubliette(_) => ToolSource::Oubliette,
+            Self::Catalog(_) => ToolSource::Catalog,
+            Self::Base(_) => ToolSource::Base,
+        }
+    }
+
+    /// The name of the tool in its source.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Caller { tool, .. } => tool,
+            Self::Oubliette(name) | Self::Catalog(name) | Self::Base(name) => name,
+        }
+    }
 }
 
 /// A tool as it is shown to a model.

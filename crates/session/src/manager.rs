@@ -13,7 +13,7 @@ use oubliette_protocol::{
     tool::{CallResult, ToolList},
 };
 use oubliette_store::{PageRequest, QueuedMessage, SessionFilter, SessionRow};
-use oubliette_tools::{CallContext, CallOrigin, OwnTools, ToolPlane, ToolPlaneParts, Wanted};
+use oubliette_tools::{CallContext, CallOrigin, OwnTools, RequestedTool, ToolPlane, ToolPlaneParts};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -349,11 +349,11 @@ impl Sessions {
         let live = self.visible_session(principal, id).await?;
         loop {
             self.ensure_tools(&live).await?;
-            let wanted = Wanted::Any(tool.clone());
+            let tool = RequestedTool::ByName(tool.clone());
             let origin = CallOrigin::Outside(principal.clone());
             let result = live
                 .plane
-                .call(wanted, arguments.clone(), origin, ctx.clone())
+                .call(tool, arguments.clone(), origin, ctx.clone())
                 .await;
             match result {
                 // The plane was closed between the check and the call. The call was not dispatched, so it

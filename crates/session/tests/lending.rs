@@ -11,9 +11,10 @@ use oubliette_protocol::{
     ErrorCode, Principal, Scope,
     caller::{CallerContext, CallerDeclaration},
     event::{CallerToolOutcome, EventBody},
+    tool::ToolAddress,
 };
 use oubliette_session::{MessageRequest, WaitMode};
-use oubliette_tools::{CallContext, CallOrigin, Wanted};
+use oubliette_tools::{CallContext, CallOrigin};
 use serde_json::json;
 
 fn lend(caller: &str, tools: &[&str]) -> CallerDeclaration {
@@ -91,11 +92,11 @@ async fn a_lent_tool_is_listed_called_answered_and_withdrawn() {
 
     let plane = fixture.sessions.plane(&session).await.unwrap();
     let inside = CallOrigin::Inside { api_key: None };
-    let wanted = Wanted::Caller {
+    let address = ToolAddress::Caller {
         tool: "send".into(),
         caller_id: None,
     };
-    let call = plane.call_raw(wanted, Default::default(), inside, CallContext::default());
+    let call = plane.call_raw(address, Default::default(), inside, CallContext::default());
     let answer = async {
         let asked = fixture
             .wait_for_event(&session, |b| matches!(b, EventBody::CallerToolRequest { .. }))
@@ -123,7 +124,7 @@ async fn a_lent_tool_is_listed_called_answered_and_withdrawn() {
             .unwrap();
     };
     let (value, ()) = tokio::join!(call, answer);
-    assert_eq!(value.unwrap().get(), r#""sent""#);
+    assert_eq!(value.unwrap().1.get(), r#""sent""#);
     fixture
         .wait_for_event(&session, |b| {
             matches!(
@@ -187,12 +188,12 @@ async fn ending_the_session_ends_open_calls_as_cancelled() {
     };
     let session = fixture.sessions.message(request).await.unwrap().session_id;
     let plane = fixture.sessions.plane(&session).await.unwrap();
-    let wanted = Wanted::Caller {
+    let address = ToolAddress::Caller {
         tool: "send".into(),
         caller_id: None,
     };
     let call = plane.call_raw(
-        wanted,
+        address,
         Default::default(),
         CallOrigin::Inside { api_key: None },
         CallContext::default(),

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use oubliette_protocol::{CallerId, Principal, tool::CallResult};
+use oubliette_protocol::{
+    Principal,
+    tool::{CallResult, ToolAddress},
+};
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, SeqAccess, Visitor},
@@ -80,33 +83,28 @@ impl std::fmt::Debug for CallOrigin {
     }
 }
 
-/// The tool a call names, and which sources the name may refer to.
+/// The tool a call is for, as it was requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
-    /// A tool of any source, by any name the agent could use (`tool_call`).
-    Any(String),
-    /// A catalog tool by any of its names (`agent_call_tool`).
-    Catalog(String),
-    /// A lent tool, unprefixed (`caller_tool`).
-    Caller {
-        /// Its name, without the caller's prefix.
-        tool: String,
-        /// The caller that lends it; needed when two lend a tool of this name.
-        caller_id: Option<CallerId>,
-    },
-    /// One of Oubliette's own, unprefixed (`oubliette_call_tool`).
-    Own(String),
-    /// A base tool (`session_message`, `session_events`, `project_list`).
-    Base(String),
+pub enum RequestedTool {
+    /// By any name the agent could use; the gate finds out which source has it.
+    ByName(String),
+    /// By its address, which states the source.
+    At(ToolAddress),
 }
 
-impl Wanted {
-    /// The name in the call.
+impl RequestedTool {
+    /// The name in the request.
     pub fn name(&self) -> &str {
         match self {
-            Wanted::Any(name) | Wanted::Catalog(name) | Wanted::Own(name) | Wanted::Base(name) => name,
-            Wanted::Caller { tool, .. } => tool,
+            RequestedTool::ByName(name) => name,
+            RequestedTool::At(address) => address.name(),
         }
+    }
+}
+
+impl From<ToolAddress> for RequestedTool {
+    fn from(address: ToolAddress) -> Self {
+        RequestedTool::At(address)
     }
 }
 

@@ -7,7 +7,7 @@ use oubliette_protocol::{
     agent::AgentDefinition,
     catalog::ToolDefinition,
     id::quoted,
-    tool::{HealthStatus, ListedServer, ListedTool, ToolList, ToolSource},
+    tool::{HealthStatus, ListedServer, ListedTool, OWN_PREFIX, ToolList, ToolSource},
 };
 
 use crate::{
@@ -133,7 +133,7 @@ fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, t
             )
         }
         NameResolution::Tool(entry) => explain_row(agent, &entry.row()),
-        NameResolution::Unknown if tool.starts_with(name::OWN_PREFIX) => format!(
+        NameResolution::Unknown if tool.starts_with(OWN_PREFIX) => format!(
             "{agent} may call {shown} as far as its key reaches: one of Oubliette's own tools, listed to sessions \
              that have an OUBLIETTE_API_KEY."
         ),

@@ -5,7 +5,7 @@
 //!
 //! In the order a call passes them:
 //!
-//! - [`call`]: which tool is called ([`Wanted`]), by whom ([`CallOrigin`]), with which cancellation and progress
+//! - [`call`]: which tool is called ([`RequestedTool`]), by whom ([`CallOrigin`]), with which cancellation and progress
 //!   sink ([`CallContext`]).
 //! - [`plane`]: [`ToolPlane`], one per session: name → rules → [`Permit`] → source → debugger.
 //! - [`registry`]: every name of every catalog tool, and which tool gets a name that two claim;
@@ -34,7 +34,7 @@ pub mod thread;
 pub mod trust;
 pub mod upstream;
 
-pub use call::{CallContext, CallOrigin, CallProgress, Wanted};
+pub use call::{CallContext, CallOrigin, CallProgress, RequestedTool};
 pub use context::{AgentContext, ContextSpec};
 pub use explain::{explain, preview};
 pub use permit::Permit;

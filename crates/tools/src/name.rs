@@ -4,16 +4,13 @@
 //! spell. Neither a catalog id nor a caller id can contain `_`, so the part before the first `_` of a plain
 //! name is the id of its owner.
 
-use oubliette_protocol::{CatalogId, agent::is_tool_name_byte, relay::method};
+use oubliette_protocol::{CatalogId, agent::is_tool_name_byte, relay::method, tool::OWN_PREFIX};
 
 /// Maximum length of a tool name accepted from a server, in bytes.
 pub const MAX_TOOL_NAME: usize = 200;
 
 /// Maximum length of a name in a call, in bytes: the longest tool name with `@<id>/` before it.
 pub const MAX_CALLED_NAME: usize = MAX_TOOL_NAME + 64;
-
-/// The prefix of the names of Oubliette's own tools.
-pub const OWN_PREFIX: &str = "oubliette_";
 
 /// The canonical name, `@<id>/<tool>`.
 pub fn canonical(id: &CatalogId, tool: &str) -> String {

@@ -3,8 +3,11 @@
 
 mod plane_support;
 
-use oubliette_protocol::{ErrorCode, Principal, Scope, TokenId, tool::ToolSource};
-use oubliette_tools::{CallContext, CallOrigin, Wanted};
+use oubliette_protocol::{
+    ErrorCode, Principal, Scope, TokenId,
+    tool::{ToolAddress, ToolSource},
+};
+use oubliette_tools::{CallContext, CallOrigin, RequestedTool};
 use plane_support::{PlaneFixture, from_agent, within_timeout};
 use serde_json::{Value, json};
 
@@ -108,17 +111,17 @@ async fn every_source_answers_through_the_gate() {
 #[tokio::test]
 async fn call_raw_returns_the_sources_own_value() {
     let fixture = fixture(json!({"use":["files"]})).await;
-    let value = |wanted, arguments: Value| {
+    let value = |address: ToolAddress, arguments: Value| {
         let arguments = arguments.as_object().unwrap().clone();
         let call = fixture
             .plane
-            .call_raw(wanted, arguments, from_agent(), CallContext::default());
+            .call_raw(address, arguments, from_agent(), CallContext::default());
         async {
             call.await
-                .map(|raw| serde_json::from_str::<Value>(raw.get()).unwrap())
+                .map(|(_, raw)| serde_json::from_str::<Value>(raw.get()).unwrap())
         }
     };
-    let send = Wanted::Caller {
+    let send = ToolAddress::Caller {
         tool: "send".into(),
         caller_id: None,
     };
@@ -128,7 +131,7 @@ async fn call_raw_returns_the_sources_own_value() {
         ErrorCode::InvalidArgument,
         "the schema is obeyed"
     );
-    let both = |id: Option<&str>| Wanted::Caller {
+    let both = |id: Option<&str>| ToolAddress::Caller {
         tool: "both".into(),
         caller_id: id.map(|i| i.parse().unwrap()),
     };
@@ -143,26 +146,47 @@ async fn call_raw_returns_the_sources_own_value() {
         ErrorCode::NotFound
     );
     assert_eq!(
-        value(Wanted::Own("x".into()), json!({})).await.unwrap()["own"],
+        value(ToolAddress::Oubliette("x".into()), json!({}))
+            .await
+            .unwrap()["own"],
         "x"
     );
     assert_eq!(
-        value(Wanted::Base("project_list".into()), json!({}))
+        value(ToolAddress::Base("project_list".into()), json!({}))
             .await
             .unwrap(),
         json!({"base":"project_list"})
     );
     assert_eq!(
-        value(Wanted::Base("project_delete".into()), json!({}))
+        value(ToolAddress::Base("project_delete".into()), json!({}))
             .await
             .unwrap_err()
             .code,
         ErrorCode::NotFound
     );
-    let catalog = value(Wanted::Catalog("files_fs_read".into()), json!({"path":"f"}))
+    let catalog = value(ToolAddress::Catalog("files_fs_read".into()), json!({"path":"f"}))
         .await
         .unwrap();
     assert_eq!(catalog["isError"], false);
+}
+
+#[tokio::test]
+async fn a_lent_tool_is_looked_up_once_per_call() {
+    let fixture = fixture(json!({"use":["files"]})).await;
+    let address = ToolAddress::Caller {
+        tool: "send".into(),
+        caller_id: Some("myapp".parse().unwrap()),
+    };
+    for tool in [RequestedTool::ByName("myapp_send".into()), address.into()] {
+        let before = fixture.lenders.lookups();
+        let arguments = json!({"n":1}).as_object().unwrap().clone();
+        let called = fixture
+            .plane
+            .call_raw(tool, arguments, from_agent(), CallContext::default());
+        let (source, _) = within_timeout("the call", called).await.unwrap();
+        assert_eq!(source, ToolSource::Caller);
+        assert_eq!(fixture.lenders.lookups(), before + 1);
+    }
 }
 
 #[tokio::test]
@@ -240,7 +264,7 @@ async fn denied_governs_every_source() {
         let error = fixture.call(tool, json!({"n":1})).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::NotAllowed, "{tool}: {}", error.message);
     }
-    let send = Wanted::Caller {
+    let send = ToolAddress::Caller {
         tool: "send".into(),
         caller_id: None,
     };
@@ -253,7 +277,11 @@ async fn denied_governs_every_source() {
         ErrorCode::NotAllowed
     );
     let own = fixture
-        .call_as(Wanted::Own("session_get".into()), json!({}), from_agent())
+        .call_as(
+            ToolAddress::Oubliette("session_get".into()),
+            json!({}),
+            from_agent(),
+        )
         .await;
     assert_eq!(own.unwrap_err().code, ErrorCode::NotAllowed);
     for tool in ["other-app_both", "session_events", "oubliette_project_list"] {
@@ -277,7 +305,7 @@ async fn denied_governs_every_source() {
 #[tokio::test]
 async fn another_token_may_not_call_a_callers_tool() {
     let fixture = fixture(json!({"use":[]})).await;
-    let any = Wanted::Any("myapp_send".into());
+    let any = RequestedTool::ByName("myapp_send".into());
     let error = fixture
         .call_as(any, json!({"n":1}), other_token())
         .await
@@ -318,7 +346,7 @@ async fn a_lent_name_is_not_listed_twice() {
         .collect();
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].source, ToolSource::Caller);
-    fixture.lenders.0.lock().clear();
+    fixture.lenders.declared.lock().clear();
     assert_eq!(fixture.listed(), ["myapp_send"]);
     assert!(
         fixture
@@ -364,10 +392,10 @@ async fn secrets_never_reach_the_debugger_and_values_are_kept_to_a_size() {
 async fn what_is_in_flight_can_be_waited_for_and_cancelled() {
     let fixture = fixture(json!({"use":[]})).await;
     let call = |tool: &str| {
-        let (plane, wanted) = (fixture.plane.clone(), Wanted::Any(tool.into()));
+        let (plane, tool) = (fixture.plane.clone(), RequestedTool::ByName(tool.into()));
         tokio::spawn(async move {
             plane
-                .call(wanted, Default::default(), from_agent(), CallContext::default())
+                .call(tool, Default::default(), from_agent(), CallContext::default())
                 .await
         })
     };
@@ -398,7 +426,7 @@ async fn a_call_nobody_waits_for_is_still_recorded() {
     let call = tokio::spawn(async move {
         plane
             .call(
-                Wanted::Any("myapp_deaf".into()),
+                RequestedTool::ByName("myapp_deaf".into()),
                 Default::default(),
                 from_agent(),
                 CallContext::default(),
@@ -449,7 +477,7 @@ async fn a_denied_tool_is_not_allowed_whatever_way_it_is_asked_for() {
     .await;
     // A client to which they were not listed asks for them as for any other name.
     for tool in ["session_message", "myapp_send", "oubliette_project_list"] {
-        let asked = Wanted::Catalog(tool.into());
+        let asked = ToolAddress::Catalog(tool.into());
         let error = fixture.call_as(asked, json!({}), from_agent()).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::NotAllowed, "{tool}: {error}");
         let text = error.to_string();
@@ -461,7 +489,7 @@ async fn a_denied_tool_is_not_allowed_whatever_way_it_is_asked_for() {
     assert!(fixture.plane.denies("myapp_send") && !fixture.plane.denies("project_list"));
     // A name that no source has is not found, rather than not allowed.
     let nobody = fixture
-        .call_as(Wanted::Catalog("nobodys".into()), json!({}), from_agent())
+        .call_as(ToolAddress::Catalog("nobodys".into()), json!({}), from_agent())
         .await;
     assert_eq!(nobody.unwrap_err().code, ErrorCode::NotFound);
 }
@@ -474,7 +502,7 @@ async fn secret_arguments_of_own_tools_are_not_in_the_debugger() {
     };
     let given = json!({"name":"p","env":{"DATABASE":"sesame"},"definition":{"headers":{"x":"poppy"}},"token":"oub_linseed"});
     fixture
-        .call_as(Wanted::Own("project_create".into()), given, origin)
+        .call_as(ToolAddress::Oubliette("project_create".into()), given, origin)
         .await
         .unwrap();
     let calls = fixture.recorder.of("tool_call");

@@ -4,7 +4,7 @@
 mod plane_support;
 
 use oubliette_protocol::{ErrorCode, tool::CallResult};
-use oubliette_tools::{CallContext, Wanted};
+use oubliette_tools::{CallContext, RequestedTool};
 use plane_support::{PlaneFixture, from_agent, within_timeout};
 use serde_json::{Value, json};
 
@@ -164,9 +164,12 @@ async fn a_cancelled_command_is_killed() {
     fixture.install_builtin(policy(&["sh"])).await;
     let ctx = CallContext::default();
     let arguments = json!({"argv":["sh","f.sh"]}).as_object().unwrap().clone();
-    let call = fixture
-        .plane
-        .call(Wanted::Any("it".into()), arguments, from_agent(), ctx.clone());
+    let call = fixture.plane.call(
+        RequestedTool::ByName("it".into()),
+        arguments,
+        from_agent(),
+        ctx.clone(),
+    );
     let told = PidPipe::at(&fixture, "pid");
     let cancel = async {
         let pid = rustix::process::Pid::from_raw(told.pid().await).unwrap();

@@ -138,7 +138,7 @@ impl interceptor::LocalTools for ScriptedTools {
         _key: Option<&str>,
         cancel: CancellationToken,
         progress: Option<ProgressCallback>,
-    ) -> Option<(ToolSource, interceptor::PendingResult)> {
+    ) -> Option<interceptor::PendingResult> {
         let from_caller = self.0.callers.lock().iter().any(|caller| {
             let id = caller["caller_id"].as_str().unwrap();
             name.starts_with(&format!("{id}_"))
@@ -163,9 +163,10 @@ impl interceptor::LocalTools for ScriptedTools {
                 answer = answer => answer.unwrap_or_else(|_| Err(nothing())),
                 () = cancel.cancelled() => Err(nothing()),
             };
-            Ok(to_raw_value(&answer.map_err(Error::from)?).unwrap())
+            let raw = to_raw_value(&answer.map_err(Error::from)?).unwrap();
+            Ok((ToolSource::Catalog, raw))
         };
-        Some((ToolSource::Catalog, Box::pin(answer)))
+        Some(Box::pin(answer))
     }
 }
 

@@ -7,9 +7,9 @@ use std::{
 };
 
 use oubliette_handoff::{handshake, interceptor};
-use oubliette_protocol::{Error, SessionId, tool::ToolSource};
+use oubliette_protocol::{Error, SessionId, tool::ToolAddress};
 use oubliette_relay::ProgressCallback;
-use oubliette_tools::{CallContext, CallOrigin, ToolPlane, Wanted};
+use oubliette_tools::{CallContext, CallOrigin, RequestedTool, ToolPlane};
 use serde_json::value::RawValue;
 use tokio::{net::UnixStream, runtime::Handle};
 use tokio_util::sync::CancellationToken;
@@ -126,14 +126,18 @@ impl interceptor::LocalTools for SessionLocalTools {
         key: Option<&str>,
         cancel: CancellationToken,
         progress: Option<ProgressCallback>,
-    ) -> Option<(ToolSource, interceptor::PendingResult)> {
-        let wanted = self.plane.wanted(name);
-        let (source, api_key) = match wanted {
-            Wanted::Any(_) | Wanted::Catalog(_) => (ToolSource::Catalog, None),
-            Wanted::Caller { .. } => (ToolSource::Caller, None),
-            Wanted::Base(_) => (ToolSource::Base, None),
+    ) -> Option<interceptor::PendingResult> {
+        let reserved = ToolAddress::of_reserved_name(name);
+        let api_key = match &reserved {
             // Without a key the client handles it, as a name like any other.
-            Wanted::Own(_) => (ToolSource::Oubliette, Some(key?.to_owned())),
+            Some(ToolAddress::Oubliette(_)) => Some(key?.to_owned()),
+            _ => None,
+        };
+        // Oubliette's own tools and the base tools may start sessions and the like, which would hold up this thread.
+        let main_runtime = reserved.is_some().then(|| self.main_runtime.clone());
+        let tool = match reserved {
+            Some(address) => RequestedTool::At(address),
+            None => RequestedTool::ByName(name.to_owned()),
         };
         let app = self.app.upgrade()?;
         let ctx = CallContext {
@@ -144,9 +148,6 @@ impl interceptor::LocalTools for SessionLocalTools {
         let (plane, session) = (self.plane.clone(), self.session.clone());
         let arguments = serde_json::from_str(arguments.get());
         let unknown = api_key.clone().filter(|key| !plane.is_hidden(key));
-        // Oubliette's own tools and the base tools may start sessions and the like, which would hold up this thread.
-        let main_runtime =
-            matches!(source, ToolSource::Oubliette | ToolSource::Base).then(|| self.main_runtime.clone());
         plane.thread().note_activity();
         let answer = async move {
             let arguments = arguments.map_err(|why| Error::invalid(format!("arguments: {why}")))?;
@@ -156,7 +157,7 @@ impl interceptor::LocalTools for SessionLocalTools {
             // A call may take long, and must not keep the server alive meanwhile.
             drop(app);
             let answer = plane
-                .call_raw(wanted, arguments, CallOrigin::Inside { api_key }, ctx)
+                .call_raw(tool, arguments, CallOrigin::Inside { api_key }, ctx)
                 .await;
             if let Err(error) = &answer
                 && error.has_cause()
@@ -166,14 +167,13 @@ impl interceptor::LocalTools for SessionLocalTools {
             plane.thread().note_activity();
             answer
         };
-        let answer: interceptor::PendingResult = match main_runtime {
+        Some(match main_runtime {
             None => Box::pin(answer),
             Some(runtime) => {
                 let task = runtime.spawn(answer);
                 Box::pin(async { task.await.unwrap_or_else(|why| Err(Error::internal(why))) })
             }
-        };
-        Some((source, answer))
+        })
     }
 }
 

@@ -15,11 +15,11 @@ use oubliette_protocol::{
         OublietteToolsParams, RpcError, method,
     },
     strict,
-    tool::arguments_object,
+    tool::{OWN_PREFIX, ToolAddress, arguments_object},
 };
 use oubliette_relay::{PeerHandler, PeerLimits, RequestContext, RpcPeer};
 use oubliette_session::CallerRelay;
-use oubliette_tools::{CallContext, CallOrigin, CallerTools as _, ToolPlane, Wanted};
+use oubliette_tools::{CallContext, CallOrigin, CallerTools as _, ToolPlane};
 use serde::de::DeserializeOwned;
 use serde_json::{
     Value, json,
@@ -102,7 +102,7 @@ impl RelayConnection {
         let params = text.as_deref();
         let (app, plane) = (self.app()?, self.plane().await?);
         let mut origin = CallOrigin::Inside { api_key: None };
-        let (wanted, arguments) = match method {
+        let (tool, arguments) = match method {
             method::OUBLIETTE_TOOLS => return Box::pin(list_own_tools(&plane, params)).await,
             method::AGENT_TOOLS => {
                 return to_raw(&json!({ "tools": plane.agent_tools(), "base": plane.base_tools() }));
@@ -113,7 +113,7 @@ impl RelayConnection {
                     arguments,
                     caller_id,
                 } = parse_params(params)?;
-                (Wanted::Caller { tool, caller_id }, arguments)
+                (ToolAddress::Caller { tool, caller_id }, arguments)
             }
             method::OUBLIETTE_CALL_TOOL => {
                 let OublietteCallToolParams {
@@ -127,13 +127,13 @@ impl RelayConnection {
                 origin = CallOrigin::Inside {
                     api_key: Some(api_key),
                 };
-                (Wanted::Own(tool), arguments)
+                (ToolAddress::Oubliette(tool), arguments)
             }
             method::AGENT_CALL_TOOL => {
                 let AgentCallToolParams { tool, arguments } = parse_params(params)?;
-                (Wanted::Catalog(tool), arguments)
+                (ToolAddress::Catalog(tool), arguments)
             }
-            base => (Wanted::Base(base.to_owned()), parse_params(params)?),
+            base => (ToolAddress::Base(base.to_owned()), parse_params(params)?),
         };
         let ctx = CallContext {
             cancel: context.cancel.clone(),
@@ -148,9 +148,10 @@ impl RelayConnection {
         };
         // A call may wait for minutes; it must not keep the server or the request's text alive.
         drop((app, text));
-        plane
-            .call_raw(wanted, arguments_object(arguments)?, origin, ctx)
-            .await
+        let called = plane
+            .call_raw(tool, arguments_object(arguments)?, origin, ctx)
+            .await;
+        called.map(|(_, answer)| answer)
     }
 }
 
@@ -190,11 +191,7 @@ const METHODS: [&str; 5] = [
 
 /// One of Oubliette's own tools as the client lists it: without the `oubliette_` prefix.
 fn tool_without_prefix(row: oubliette_protocol::tool::ListedTool) -> Value {
-    let name = row
-        .name
-        .strip_prefix("oubliette_")
-        .unwrap_or(&row.name)
-        .to_owned();
+    let name = row.name.strip_prefix(OWN_PREFIX).unwrap_or(&row.name).to_owned();
     json!({ "name": name, "description": row.description, "inputSchema": row.input_schema })
 }
 

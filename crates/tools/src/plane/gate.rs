@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use oubliette_protocol::{
-    CatalogId, Error,
+    CallerId, CatalogId, Error,
     caller::{CallerDeclaration, LentTool, full_name},
     id::quoted,
     relay::method,
-    tool::ToolSource,
+    tool::{OWN_PREFIX, ToolAddress, ToolSource},
 };
 
 use crate::{
-    AgentContext, CallOrigin, Permit, Wanted,
+    AgentContext, CallOrigin, Permit, RequestedTool,
     allow::RuleVerdict,
     name,
     registry::{NameResolution, ToolRegistry},
@@ -22,24 +22,40 @@ use super::ToolPlane;
 /// A call that passed the gate: its permit and what to dispatch it to.
 pub(super) struct AdmittedCall {
     pub(super) permit: Permit,
-    pub(super) target: Target,
+    pub(super) target: CallTarget,
     pub(super) server: Option<String>,
 }
 
-/// What an admitted call is dispatched to.
-pub(super) enum Target {
-    Catalog {
-        id: CatalogId,
-        tool: Arc<str>,
-    },
-    /// Allowed, but unavailable for this reason.
-    Down(String),
-    Caller {
-        lender: Arc<CallerDeclaration>,
-        tool: LentTool,
-    },
-    Own(String),
+/// What an admitted call is dispatched to, by source.
+pub(super) enum CallTarget {
+    Caller(FoundLentTool),
+    Oubliette(String),
+    Catalog(CatalogTarget),
     Base(String),
+}
+
+/// A catalog tool that the agent may call.
+pub(super) enum CatalogTarget {
+    /// It is called at this entry, which may be restarting.
+    Entry { id: CatalogId, tool: Arc<str> },
+    /// No call can reach it, for this reason.
+    Unavailable(String),
+}
+
+/// A lent tool that was found in a caller's declaration.
+pub(super) struct FoundLentTool {
+    declaration: Arc<CallerDeclaration>,
+    index: usize,
+}
+
+impl FoundLentTool {
+    pub(super) fn caller_id(&self) -> &CallerId {
+        &self.declaration.caller_id
+    }
+
+    pub(super) fn tool(&self) -> &LentTool {
+        &self.declaration.tools[self.index]
+    }
 }
 
 /// A call that the gate blocked.
@@ -57,19 +73,11 @@ impl BlockedCall {
     }
 }
 
-/// The source that a name without a stated source belongs to.
-enum Kind {
-    Base,
-    Own,
-    Caller(Arc<CallerDeclaration>, LentTool),
-    Catalog,
-}
-
 impl ToolPlane {
     pub(super) fn admit(
         &self,
         context: &AgentContext,
-        wanted: &Wanted,
+        requested: &RequestedTool,
         origin: &CallOrigin,
     ) -> Result<AdmittedCall, BlockedCall> {
         let registry = context.registry();
@@ -78,55 +86,36 @@ impl ToolPlane {
             context,
             registry: &registry,
         };
-        match wanted {
-            Wanted::Any(called) => match self.kind(called) {
-                Kind::Base => gate.admit_base(called),
-                Kind::Own => gate.admit_own(called.strip_prefix(name::OWN_PREFIX).unwrap_or(called)),
-                Kind::Caller(lender, tool) => gate.admit_caller(lender, tool, origin),
-                Kind::Catalog => gate.admit_catalog(called),
+        match requested {
+            RequestedTool::At(address) => gate.admit_at(address, origin),
+            RequestedTool::ByName(name) => match ToolAddress::of_reserved_name(name) {
+                Some(address) => gate.admit_at(&address, origin),
+                None => match self.find_lent_by_full_name(name) {
+                    Some(lent) => gate.admit_caller(lent, origin),
+                    None => gate.admit_catalog(name),
+                },
             },
-            Wanted::Catalog(called) => gate.admit_catalog(called),
-            Wanted::Caller { tool, caller_id } => {
-                let (lender, tool) = gate.find_lender(tool, caller_id.as_ref())?;
-                gate.admit_caller(lender, tool, origin)
-            }
-            Wanted::Own(tool) => gate.admit_own(tool),
-            Wanted::Base(tool) => gate.admit_base(tool),
         }
     }
 
-    /// The tool that a name refers to when an agent calls it, with its source decided.
-    pub fn wanted(&self, called: &str) -> Wanted {
-        match self.kind(called) {
-            Kind::Base => Wanted::Base(called.into()),
-            Kind::Own => Wanted::Own(called.strip_prefix(name::OWN_PREFIX).unwrap_or(called).into()),
-            Kind::Caller(lender, tool) => Wanted::Caller {
-                tool: tool.name,
-                caller_id: Some(lender.caller_id.clone()),
-            },
-            Kind::Catalog => Wanted::Catalog(called.into()),
-        }
+    fn find_lent_by_full_name(&self, full_name: &str) -> Option<FoundLentTool> {
+        let (caller, tool) = name::split_owner(full_name)?;
+        self.find_lent(tool, Some(caller)).next()
     }
 
-    fn kind(&self, called: &str) -> Kind {
-        if method::BASE_TOOLS.contains(&called) {
-            return Kind::Base;
-        }
-        if called.starts_with(name::OWN_PREFIX) {
-            return Kind::Own;
-        }
-        let lent = name::split_owner(called).and_then(|(caller, tool)| {
-            let all = self.parts.callers.declarations();
-            let lender = all
-                .into_iter()
-                .find(|lender| lender.caller_id.as_str() == caller)?;
-            let tool = lender.tools.iter().find(|lent| lent.name == tool)?.clone();
-            Some((lender, tool))
-        });
-        match lent {
-            Some((lender, tool)) => Kind::Caller(lender, tool),
-            None => Kind::Catalog,
-        }
+    /// The lent tools of this name: those of one caller, or of all.
+    fn find_lent<'a>(
+        &self,
+        tool: &'a str,
+        caller: Option<&'a str>,
+    ) -> impl Iterator<Item = FoundLentTool> + use<'a> {
+        let declarations = self.parts.callers.declarations().into_iter();
+        declarations
+            .filter(move |declaration| caller.is_none_or(|id| declaration.caller_id.as_str() == id))
+            .filter_map(move |declaration| {
+                let index = declaration.tools.iter().position(|lent| lent.name == tool)?;
+                Some(FoundLentTool { declaration, index })
+            })
     }
 }
 
@@ -137,6 +126,17 @@ struct Gate<'a> {
 }
 
 impl Gate<'_> {
+    fn admit_at(&self, address: &ToolAddress, origin: &CallOrigin) -> Result<AdmittedCall, BlockedCall> {
+        match address {
+            ToolAddress::Caller { tool, caller_id } => {
+                self.admit_caller(self.find_lender(tool, caller_id.as_ref())?, origin)
+            }
+            ToolAddress::Oubliette(tool) => self.admit_own(tool),
+            ToolAddress::Catalog(name) => self.admit_catalog(name),
+            ToolAddress::Base(tool) => self.admit_base(tool),
+        }
+    }
+
     fn admit_catalog(&self, called: &str) -> Result<AdmittedCall, BlockedCall> {
         match self.registry.resolve(called) {
             NameResolution::Tool(entry) => {
@@ -144,16 +144,18 @@ impl Gate<'_> {
                 // A call to a server that is down is dispatched all the same: it may be restarting, and the call
                 // waits for it or fails with the server's own reason.
                 let target = match &entry.fault {
-                    None => Target::Catalog {
+                    None => CatalogTarget::Entry {
                         id: entry.id.clone(),
                         tool: entry.info.name.clone(),
                     },
-                    Some(why) => Target::Down(format!("{} is unavailable: {why}", entry.canonical)),
+                    Some(why) => {
+                        CatalogTarget::Unavailable(format!("{} is unavailable: {why}", entry.canonical))
+                    }
                 };
                 let permit = Permit::grant(entry.canonical.clone(), ToolSource::Catalog);
                 Ok(AdmittedCall {
                     permit,
-                    target,
+                    target: CallTarget::Catalog(target),
                     server: Some(entry.id.to_string()),
                 })
             }
@@ -166,11 +168,11 @@ impl Gate<'_> {
                 let Some(why) = down else {
                     return Err(self.unknown_tool(called, &format!("{id} has no such tool")));
                 };
-                let target = Target::Down(format!("{id} is unavailable: {why}"));
+                let target = CatalogTarget::Unavailable(format!("{id} is unavailable: {why}"));
                 let permit = Permit::grant(called.into(), ToolSource::Catalog);
                 Ok(AdmittedCall {
                     permit,
-                    target,
+                    target: CallTarget::Catalog(target),
                     server: Some(id.to_string()),
                 })
             }
@@ -189,20 +191,9 @@ impl Gate<'_> {
     }
 
     /// Finds the one caller that lends a tool of this unprefixed name.
-    fn find_lender(
-        &self,
-        tool: &str,
-        caller_id: Option<&oubliette_protocol::CallerId>,
-    ) -> Result<(Arc<CallerDeclaration>, LentTool), BlockedCall> {
-        let all = self.plane.parts.callers.declarations();
-        let mut lent = all
-            .into_iter()
-            .filter(|lender| caller_id.is_none_or(|id| *id == lender.caller_id))
-            .filter_map(|lender| {
-                let tool = lender.tools.iter().find(|lent| lent.name == tool)?.clone();
-                Some((lender, tool))
-            });
-        match (lent.next(), lent.next()) {
+    fn find_lender(&self, tool: &str, caller_id: Option<&CallerId>) -> Result<FoundLentTool, BlockedCall> {
+        let mut found = self.plane.find_lent(tool, caller_id.map(CallerId::as_str));
+        match (found.next(), found.next()) {
             (Some(one), None) => Ok(one),
             (None, _) => {
                 let whose = caller_id.map_or("no caller lends it".to_owned(), |id| {
@@ -211,33 +202,28 @@ impl Gate<'_> {
                 let error = Error::not_found(format!("there is no caller tool {}: {whose}", quoted(tool)));
                 Err(BlockedCall::new(error, None))
             }
-            (Some((first, _)), Some((second, _))) => {
+            (Some(first), Some(second)) => {
                 let error = Error::invalid(format!(
                     "{} is lent by {} and {}: say which with caller_id",
                     quoted(tool),
-                    first.caller_id,
-                    second.caller_id
+                    first.caller_id(),
+                    second.caller_id()
                 ));
                 Err(BlockedCall::new(error, None))
             }
         }
     }
 
-    fn admit_caller(
-        &self,
-        lender: Arc<CallerDeclaration>,
-        tool: LentTool,
-        origin: &CallOrigin,
-    ) -> Result<AdmittedCall, BlockedCall> {
-        let full = full_name(&lender.caller_id, &tool.name);
+    fn admit_caller(&self, lent: FoundLentTool, origin: &CallOrigin) -> Result<AdmittedCall, BlockedCall> {
+        let full = full_name(lent.caller_id(), &lent.tool().name);
         self.require_not_denied(&full)?;
-        let may = self.plane.parts.callers.may_call(&lender.caller_id, origin);
+        let may = self.plane.parts.callers.may_call(lent.caller_id(), origin);
         may.map_err(|error| BlockedCall::new(error, Some(&full)))?;
-        let server = Some(lender.caller_id.to_string());
+        let server = Some(lent.caller_id().to_string());
         let permit = Permit::grant(full.into(), ToolSource::Caller);
         Ok(AdmittedCall {
             permit,
-            target: Target::Caller { lender, tool },
+            target: CallTarget::Caller(lent),
             server,
         })
     }
@@ -246,12 +232,12 @@ impl Gate<'_> {
         if tool.len() > name::MAX_TOOL_NAME {
             return Err(self.unknown_tool(tool, "it has no such tool"));
         }
-        let full = format!("{}{tool}", name::OWN_PREFIX);
+        let full = format!("{OWN_PREFIX}{tool}");
         self.require_not_denied(&full)?;
         let permit = Permit::grant(full.into(), ToolSource::Oubliette);
         Ok(AdmittedCall {
             permit,
-            target: Target::Own(tool.to_owned()),
+            target: CallTarget::Oubliette(tool.to_owned()),
             server: None,
         })
     }
@@ -264,7 +250,7 @@ impl Gate<'_> {
         let permit = Permit::grant(tool.into(), ToolSource::Base);
         Ok(AdmittedCall {
             permit,
-            target: Target::Base(tool.to_owned()),
+            target: CallTarget::Base(tool.to_owned()),
             server: None,
         })
     }

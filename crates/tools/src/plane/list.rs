@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use oubliette_protocol::{
     Result,
     caller::full_name,
-    tool::{ListedTool, ToolList, ToolSource, ToolSpec},
+    tool::{ListedTool, OWN_PREFIX, ToolList, ToolSource, ToolSpec},
 };
 
 use crate::{name, registry::ToolRegistry};
@@ -73,7 +73,7 @@ impl ToolPlane {
         let registry = context.registry();
         let rows = specs.into_iter().map(|spec| {
             let spec = ToolSpec {
-                name: format!("{}{}", name::OWN_PREFIX, spec.name),
+                name: format!("{OWN_PREFIX}{}", spec.name),
                 ..spec
             };
             tool_row(

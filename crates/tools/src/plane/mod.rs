@@ -15,7 +15,7 @@ use arc_swap::ArcSwapOption;
 use oubliette_protocol::{
     Error, JsonObject, Result, SessionId,
     debug::DebugBody,
-    tool::{CallResult, ToolSpec},
+    tool::{CallResult, ToolSource, ToolSpec},
 };
 use parking_lot::Mutex;
 use serde_json::{
@@ -25,12 +25,13 @@ use serde_json::{
 use tokio::{sync::watch, task::AbortHandle};
 
 use crate::{
-    AgentContext, CallContext, CallOrigin, CallThread, CallerTools, DebugSink, OwnTools, Secrets, Wanted,
+    AgentContext, CallContext, CallOrigin, CallThread, CallerTools, DebugSink, OwnTools, RequestedTool,
+    Secrets,
     call::{RawCallResult, ToolAnswer},
 };
 
 use self::{
-    gate::{AdmittedCall, Target},
+    gate::{AdmittedCall, CallTarget, CatalogTarget},
     in_flight::InFlightCalls,
     record::{CallOutcome, CallRecord},
 };
@@ -160,13 +161,13 @@ impl ToolPlane {
     /// Calls a tool; whatever its source, the result is in MCP's form.
     pub async fn call(
         &self,
-        wanted: Wanted,
+        tool: impl Into<RequestedTool>,
         arguments: JsonObject,
         origin: CallOrigin,
         ctx: CallContext,
     ) -> Result<CallResult> {
         let context = self.require_context()?;
-        let (record, answer) = Box::pin(self.run(&context, wanted, arguments, origin, ctx)).await?;
+        let (record, answer) = Box::pin(self.run(&context, tool.into(), arguments, origin, ctx)).await?;
         match answer {
             Ok(answer) => {
                 let result = match &answer {
@@ -182,16 +183,17 @@ impl ToolPlane {
         }
     }
 
-    /// Calls a tool; the result is the value its source answered with, as JSON text and not wrapped in MCP's form.
+    /// Calls a tool; the result is its source and the value that answered with, as JSON text and not wrapped in
+    /// MCP's form.
     pub async fn call_raw(
         &self,
-        wanted: Wanted,
+        tool: impl Into<RequestedTool>,
         arguments: JsonObject,
         origin: CallOrigin,
         ctx: CallContext,
-    ) -> Result<Box<RawValue>> {
+    ) -> Result<(ToolSource, Box<RawValue>)> {
         let context = self.require_context()?;
-        let (record, answer) = self.run(&context, wanted, arguments, origin, ctx).await?;
+        let (record, answer) = self.run(&context, tool.into(), arguments, origin, ctx).await?;
         match answer {
             Ok(answer) => {
                 let raw = match &answer {
@@ -199,8 +201,9 @@ impl ToolPlane {
                     SourceAnswer::Text(text) => Ok(text.raw().to_owned()),
                     SourceAnswer::Lent(value) | SourceAnswer::Object(value) => to_raw_value(value),
                 };
+                let source = record.source();
                 record.end(CallOutcome::Answer(answer));
-                raw.map_err(Error::internal)
+                Ok((source, raw.map_err(Error::internal)?))
             }
             Err(error) => Err(record.end_with_error(error)),
         }
@@ -216,20 +219,20 @@ impl ToolPlane {
     async fn run<'a>(
         &'a self,
         context: &'a AgentContext,
-        wanted: Wanted,
+        requested: RequestedTool,
         arguments: JsonObject,
         origin: CallOrigin,
         ctx: CallContext,
     ) -> Result<(CallRecord<'a>, Result<SourceAnswer>)> {
         let started = oubliette_protocol::now();
-        let admitted = match self.admit(context, &wanted, &origin) {
+        let admitted = match self.admit(context, &requested, &origin) {
             Ok(admitted) => admitted,
             Err(refused) => {
                 let reason = self.mask_for_agent(context, &refused.error.message);
                 self.parts.debug.record(
                     Some(context.agent()),
                     DebugBody::ToolBlocked {
-                        tool: truncate_name(wanted.name()),
+                        tool: truncate_name(requested.name()),
                         canonical: refused.canonical,
                         reason,
                         started: Some(started),
@@ -244,7 +247,7 @@ impl ToolPlane {
         let record = CallRecord::begin(
             self,
             context,
-            &wanted,
+            &requested,
             &admitted,
             arguments,
             ctx.turn,
@@ -273,27 +276,27 @@ impl ToolPlane {
         let AdmittedCall { permit, target, .. } = admitted;
         let session = &self.parts.session_id;
         match target {
-            Target::Catalog { id, tool } => context
+            CallTarget::Catalog(CatalogTarget::Entry { id, tool }) => context
                 .dispatch(permit, &id, &tool, arguments, ctx)
                 .await
                 .map(SourceAnswer::from),
-            Target::Down(reason) => Err(Error::unavailable(reason)),
-            Target::Caller { lender, tool } => {
+            CallTarget::Catalog(CatalogTarget::Unavailable(reason)) => Err(Error::unavailable(reason)),
+            CallTarget::Caller(lent) => {
                 let arguments = Value::Object(arguments.clone());
-                tool.check_arguments(&arguments)?;
+                lent.tool().check_arguments(&arguments)?;
                 let callers = &self.parts.callers;
                 callers
-                    .call(permit, &lender.caller_id, &tool, arguments, ctx)
+                    .call(permit, lent.caller_id(), lent.tool(), arguments, ctx)
                     .await
                     .map(SourceAnswer::Lent)
             }
-            Target::Own(tool) => {
+            CallTarget::Oubliette(tool) => {
                 let own = &self.parts.own;
                 own.call(permit, session, origin, &tool, arguments.clone(), ctx)
                     .await
                     .map(SourceAnswer::Object)
             }
-            Target::Base(tool) => self
+            CallTarget::Base(tool) => self
                 .parts
                 .own
                 .call_base(permit, session, &tool, arguments.clone(), ctx)

@@ -11,7 +11,7 @@ use oubliette_protocol::{
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
-use crate::{AgentContext, Secrets, Wanted, secret};
+use crate::{AgentContext, RequestedTool, Secrets, secret};
 
 use super::{SourceAnswer, ToolPlane, gate::AdmittedCall, in_flight::InFlightCall, truncate_name};
 
@@ -23,6 +23,7 @@ pub(super) struct CallRecord<'a> {
     plane: &'a ToolPlane,
     context: &'a AgentContext,
     started: Instant,
+    source: ToolSource,
     arguments: JsonObject,
     call: Option<RecordedCall>,
     /// Counts as in progress until the event is recorded.
@@ -49,7 +50,7 @@ impl<'a> CallRecord<'a> {
     pub(super) fn begin(
         plane: &'a ToolPlane,
         context: &'a AgentContext,
-        wanted: &Wanted,
+        requested: &RequestedTool,
         admitted: &AdmittedCall,
         arguments: JsonObject,
         turn: Option<u64>,
@@ -57,7 +58,7 @@ impl<'a> CallRecord<'a> {
         in_flight_call: InFlightCall<'a>,
     ) -> Self {
         let call = RecordedCall {
-            tool: truncate_name(wanted.name()),
+            tool: truncate_name(requested.name()),
             canonical: admitted.permit.canonical().to_owned(),
             source: admitted.permit.source(),
             server: admitted.server.clone(),
@@ -68,6 +69,7 @@ impl<'a> CallRecord<'a> {
             plane,
             context,
             started: Instant::now(),
+            source: admitted.permit.source(),
             arguments,
             call: Some(call),
             in_flight_call,
@@ -78,6 +80,11 @@ impl<'a> CallRecord<'a> {
 impl CallRecord<'_> {
     pub(super) fn in_flight_call(&self) -> &InFlightCall<'_> {
         &self.in_flight_call
+    }
+
+    /// The source of the called tool.
+    pub(super) fn source(&self) -> ToolSource {
+        self.source
     }
 
     /// The call's arguments.

@@ -4,7 +4,10 @@
 use std::{
     collections::{HashMap, HashSet},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -23,7 +26,7 @@ use oubliette_sandbox::{
 };
 use oubliette_tools::{
     AgentContext, CallContext, CallOrigin, CallThread, CallerTools, ContextSpec, DebugSink, OwnTools, Permit,
-    ToolPlane, ToolPlaneParts, Trust, Wanted,
+    RequestedTool, ToolPlane, ToolPlaneParts, Trust,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -94,22 +97,31 @@ impl DebugSink for DebugRecorder {
 
 /// Callers whose tools answer with their arguments; `wait` ends when cancelled, `deaf` never.
 #[derive(Default)]
-pub struct EchoCallers(pub Mutex<Vec<Arc<CallerDeclaration>>>);
+pub struct EchoCallers {
+    pub declared: Mutex<Vec<Arc<CallerDeclaration>>>,
+    lookups: AtomicUsize,
+}
 
 impl EchoCallers {
+    /// How often the declarations have been read.
+    pub fn lookups(&self) -> usize {
+        self.lookups.load(Ordering::Relaxed)
+    }
+
     pub fn declare(&self, context: Value) {
         let declaration = strict::parse_arguments::<caller::CallerContext>(context)
             .unwrap()
             .check()
             .unwrap();
-        self.0.lock().push(declaration.into());
+        self.declared.lock().push(declaration.into());
     }
 }
 
 #[async_trait]
 impl CallerTools for EchoCallers {
     fn declarations(&self) -> Vec<Arc<CallerDeclaration>> {
-        self.0.lock().clone()
+        self.lookups.fetch_add(1, Ordering::Relaxed);
+        self.declared.lock().clone()
     }
 
     fn may_call(&self, _caller_id: &CallerId, origin: &CallOrigin) -> Result<()> {
@@ -351,17 +363,22 @@ impl PlaneFixture {
     }
 
     pub async fn call(&self, tool: &str, arguments: Value) -> Result<CallResult> {
-        self.call_as(Wanted::Any(tool.into()), arguments, from_agent())
+        self.call_as(RequestedTool::ByName(tool.into()), arguments, from_agent())
             .await
     }
 
-    pub async fn call_as(&self, wanted: Wanted, arguments: Value, origin: CallOrigin) -> Result<CallResult> {
+    pub async fn call_as(
+        &self,
+        tool: impl Into<RequestedTool>,
+        arguments: Value,
+        origin: CallOrigin,
+    ) -> Result<CallResult> {
         let Value::Object(arguments) = arguments else {
             panic!("no object")
         };
         within_timeout(
             "the call",
-            self.plane.call(wanted, arguments, origin, CallContext::default()),
+            self.plane.call(tool, arguments, origin, CallContext::default()),
         )
         .await
     }
