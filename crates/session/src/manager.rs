@@ -13,7 +13,9 @@ use oubliette_protocol::{
     tool::{CallResult, ToolList},
 };
 use oubliette_store::{PageRequest, QueuedMessage, SessionFilter, SessionRow};
-use oubliette_tools::{CallContext, CallOrigin, OwnTools, RequestedTool, ToolPlane, ToolPlaneParts};
+use oubliette_tools::{
+    CallContext, CallOrigin, OwnTools, RequestedTool, ToolCallError, ToolPlane, ToolPlaneParts,
+};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -34,8 +36,6 @@ use crate::{
 
 /// How many commands may be queued for one session's task.
 const COMMAND_QUEUE_LEN: usize = 64;
-/// The start of the error with which the tool plane refuses a call while no agent's tools are installed.
-const NOT_READY: &str = "the agent's tools are not ready";
 /// How long a stopping server waits for all session tasks.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -356,10 +356,10 @@ impl Sessions {
                 .call(tool, arguments.clone(), origin, ctx.clone())
                 .await;
             match result {
-                // The plane was closed between the check and the call. The call was not dispatched, so it
-                // can be repeated; it waits for the next agent.
-                Err(error) if error.message.starts_with(NOT_READY) => {}
-                result => return result,
+                // The tools were stopped between the check and the call. The call was not dispatched, so it can be
+                // repeated; it waits for the next agent.
+                Err(ToolCallError::NotReady) => {}
+                result => return result.map_err(Error::from),
             }
         }
     }

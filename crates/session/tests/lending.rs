@@ -205,7 +205,10 @@ async fn ending_the_session_ends_open_calls_as_cancelled() {
         fixture.sessions.end(&Principal::owner(), &session).await.unwrap();
     };
     let (value, ()) = tokio::join!(call, end);
-    assert_eq!(value.unwrap_err().code, ErrorCode::Unavailable);
+    assert_eq!(
+        oubliette_protocol::Error::from(value.unwrap_err()).code,
+        ErrorCode::Unavailable
+    );
     let summary = fixture.log_summary(&session).await;
     assert_eq!(summary[summary.len() - 2..], ["caller_tool_done", "ended"]);
 }

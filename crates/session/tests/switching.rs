@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
+#[allow(dead_code, unreachable_pub, missing_docs)]
+#[path = "../../tools/tests/upstream_support/raw.rs"]
+mod raw;
 
 use std::time::Duration;
 
@@ -11,9 +14,11 @@ use common::SessionFixture;
 use oubliette_protocol::{
     ErrorCode, Principal,
     event::{EventBody, SessionStatus},
+    tool::ToolAddress,
 };
-use oubliette_tools::CallContext;
+use oubliette_tools::{CallContext, CallOrigin};
 use serde_json::json;
+use tokio::sync::mpsc;
 
 /// The principal that owns the home directory.
 fn owner() -> &'static Principal {
@@ -269,4 +274,56 @@ async fn a_call_from_outside_waits_for_the_new_agent() {
     let refused = called.err().map(|e| e.code);
     assert_ne!(refused, Some(ErrorCode::NotAllowed));
     assert_ne!(refused, Some(ErrorCode::Unavailable));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_from_inside_waits_for_the_new_agent_while_a_switch_builds_it() {
+    let fixture = SessionFixture::new().await;
+    let (connected, mut connections) = mpsc::unbounded_channel();
+    let address = raw::listen(move |connection| {
+        let connected = connected.clone();
+        async move { drop(connected.send(connection)) }
+    })
+    .await;
+    let entry = json!({"id":"held","kind":"mcp","transport":"tcp","endpoint":address.to_string(),
+        "timeouts":{"startupMs":60000,"requestMs":60000}});
+    fixture
+        .library
+        .tool_put("held".parse().unwrap(), entry)
+        .await
+        .unwrap();
+    fixture
+        .agent("holder", "ok", json!({"tools":{"use":["held"]}}))
+        .await;
+    let session = fixture.start("ok", "say hi").await.unwrap().session_id;
+    let plane = fixture.sessions.plane(&session).await.unwrap();
+    let agent = "holder".parse().unwrap();
+    let switch = fixture.sessions.switch_agent(owner(), &session, &agent);
+    let call = async {
+        let mut connection: raw::RawServerConnection = connections.recv().await.unwrap();
+        let initialize = connection.expect_method("initialize").await;
+        assert!(plane.context().is_none(), "the old agent's tools are gone");
+        let mut call = std::pin::pin!(plane.call_raw(
+            ToolAddress::Catalog("held_echo".into()),
+            Default::default(),
+            CallOrigin::Inside { api_key: None },
+            CallContext::default(),
+        ));
+        assert!(futures::poll!(call.as_mut()).is_pending(), "the call waits");
+        let serve = async {
+            connection.answer(&initialize, raw::initialize_result()).await;
+            let list = connection.expect_method("tools/list").await;
+            connection
+                .answer(&list, json!({ "tools": raw::tools(&["echo"]) }))
+                .await;
+            let call = connection.expect_method("tools/call").await;
+            connection
+                .answer(&call, json!({"content":[],"isError":false}))
+                .await;
+        };
+        tokio::join!(call, serve).0.unwrap().1
+    };
+    let (switched, answer) = tokio::join!(switch, call);
+    switched.unwrap();
+    assert_eq!(answer.get(), r#"{"content":[],"isError":false}"#);
 }

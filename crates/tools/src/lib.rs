@@ -38,7 +38,7 @@ pub use call::{CallContext, CallOrigin, CallProgress, RequestedTool};
 pub use context::{AgentContext, ContextSpec};
 pub use explain::{explain, preview};
 pub use permit::Permit;
-pub use plane::{ToolPlane, ToolPlaneParts};
+pub use plane::{ContextBuilding, ToolCallError, ToolPlane, ToolPlaneParts};
 pub use ports::{CallerTools, DebugSink, OwnTools};
 pub use secret::Secrets;
 pub use thread::{CallThread, CallThreads};

@@ -3,7 +3,7 @@
 
 mod plane_support;
 
-use oubliette_protocol::{ErrorCode, tool::CallResult};
+use oubliette_protocol::{Error, ErrorCode, tool::CallResult};
 use oubliette_tools::{CallContext, RequestedTool};
 use plane_support::{PlaneFixture, from_agent, within_timeout};
 use serde_json::{Value, json};
@@ -178,7 +178,8 @@ async fn a_cancelled_command_is_killed() {
         process
     };
     let (result, process) = within_timeout("the cancelled call", async { tokio::join!(call, cancel) }).await;
-    assert_eq!(result.unwrap_err().code, ErrorCode::Unavailable);
+    let error = Error::from(result.unwrap_err());
+    assert_eq!(error.code, ErrorCode::Unavailable);
     // The cancelled call does not wait for the process, but the process is killed.
     let end = tokio::task::spawn_blocking(move || {
         let mut ended = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];

@@ -158,7 +158,8 @@ impl interceptor::LocalTools for SessionLocalTools {
             drop(app);
             let answer = plane
                 .call_raw(tool, arguments, CallOrigin::Inside { api_key }, ctx)
-                .await;
+                .await
+                .map_err(Error::from);
             if let Err(error) = &answer
                 && error.has_cause()
             {

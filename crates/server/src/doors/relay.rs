@@ -151,7 +151,8 @@ impl RelayConnection {
         let called = plane
             .call_raw(tool, arguments_object(arguments)?, origin, ctx)
             .await;
-        called.map(|(_, answer)| answer)
+        let (_, answer) = called?;
+        Ok(answer)
     }
 }
 

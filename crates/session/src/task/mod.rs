@@ -357,7 +357,9 @@ impl SessionTask {
         let before = self.conversations.get(&agent).cloned();
         let plan = self.processes.as_ref().map(|processes| processes.plan.clone());
         let row = self.live.row.clone();
+        let building = plan.is_none().then(|| self.env.plane.begin_build());
         let work = async move {
+            let _building = building;
             match plan {
                 Some(plan) => SessionProcesses::start_agent(&env, &plan, before.as_ref())
                     .await
@@ -427,7 +429,9 @@ impl SessionTask {
         let env = self.env.clone();
         let agent = self.live.state.borrow().agent.clone();
         let row = self.live.row.clone();
+        let building = self.env.plane.begin_build();
         let work = async move {
+            let _building = building;
             let plan = AgentPlan::resolve(&env.deps, &row, &agent).await?;
             SessionProcesses::start_tools(&env, plan).await
         };

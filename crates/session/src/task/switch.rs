@@ -111,6 +111,9 @@ impl SessionTask {
                     },
                 );
                 let old = self.processes.as_ref().map(|processes| processes.plan.clone());
+                // From here on no call fails because a context is missing: it waits for the new agent's, or for
+                // the old agent's when that is brought back.
+                let _building = self.env.plane.begin_build();
                 self.tear_down(&from).await;
                 self.build(&from, old, plan).await.map(|agent| (agent, drained))
             }

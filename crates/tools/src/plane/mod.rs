@@ -1,12 +1,14 @@
 //! One session's tool plane: every call, from inside and from outside, passes it.
 //!
-//! `gate` resolves the name and checks the rules; `in_flight` tracks the calls in progress, so that a switch of
+//! `readiness` makes a call wait for a context that is being built; `gate` resolves the name and checks the rules;
+//! `in_flight` tracks the calls in progress, so that a switch of
 //! agents can wait for them or cancel them; `record` writes each call to the debugger, secrets masked; `list`
 //! builds `tool_list`.
 
 mod gate;
 mod in_flight;
 mod list;
+mod readiness;
 mod record;
 
 use std::sync::Arc;
@@ -30,6 +32,7 @@ use crate::{
     call::{RawCallResult, ToolAnswer},
 };
 
+pub use self::readiness::{ContextBuilding, ToolCallError};
 use self::{
     gate::{AdmittedCall, CallTarget, CatalogTarget},
     in_flight::InFlightCalls,
@@ -54,6 +57,8 @@ pub struct ToolPlaneParts {
 pub struct ToolPlane {
     parts: ToolPlaneParts,
     context: ArcSwapOption<AgentContext>,
+    /// How many builds of a context are in progress. Also marked as changed when a context is installed.
+    builds: watch::Sender<usize>,
     change_follower: Mutex<Option<AbortHandle>>,
     in_flight_calls: InFlightCalls,
     secrets: Secrets,
@@ -82,11 +87,12 @@ impl From<ToolAnswer> for SourceAnswer {
 }
 
 impl ToolPlane {
-    /// Creates a plane without a context: every call fails until one is installed.
+    /// Creates a plane without a context: a call fails, unless one is being built, until one is installed.
     pub fn new(parts: ToolPlaneParts) -> Arc<Self> {
         Arc::new(Self {
             parts,
             context: ArcSwapOption::empty(),
+            builds: watch::Sender::new(0),
             change_follower: Mutex::new(None),
             in_flight_calls: InFlightCalls::default(),
             secrets: Secrets::new(),
@@ -109,10 +115,12 @@ impl ToolPlane {
             old.abort();
         }
         self.context.store(Some(context));
+        self.builds.send_modify(|_| {});
         self.notify_changed();
     }
 
-    /// Removes and returns the context: every later call fails until the next one is installed.
+    /// Removes and returns the context: a later call fails, unless the next one is being built, until that is
+    /// installed.
     pub fn uninstall(&self) -> Option<Arc<AgentContext>> {
         if let Some(old) = self.change_follower.lock().take() {
             old.abort();
@@ -158,15 +166,16 @@ impl ToolPlane {
         }
     }
 
-    /// Calls a tool; whatever its source, the result is in MCP's form.
+    /// Calls a tool; whatever its source, the result is in MCP's form. A call made while a context is being built
+    /// waits for it.
     pub async fn call(
         &self,
         tool: impl Into<RequestedTool>,
         arguments: JsonObject,
         origin: CallOrigin,
         ctx: CallContext,
-    ) -> Result<CallResult> {
-        let context = self.require_context()?;
+    ) -> Result<CallResult, ToolCallError> {
+        let context = self.ready_context(&ctx.cancel).await?;
         let (record, answer) = Box::pin(self.run(&context, tool.into(), arguments, origin, ctx)).await?;
         match answer {
             Ok(answer) => {
@@ -179,20 +188,20 @@ impl ToolPlane {
                 record.end(CallOutcome::Answer(answer));
                 Ok(result)
             }
-            Err(error) => Err(record.end_with_error(error)),
+            Err(error) => Err(record.end_with_error(error).into()),
         }
     }
 
     /// Calls a tool; the result is its source and the value that answered with, as JSON text and not wrapped in
-    /// MCP's form.
+    /// MCP's form. A call made while a context is being built waits for it.
     pub async fn call_raw(
         &self,
         tool: impl Into<RequestedTool>,
         arguments: JsonObject,
         origin: CallOrigin,
         ctx: CallContext,
-    ) -> Result<(ToolSource, Box<RawValue>)> {
-        let context = self.require_context()?;
+    ) -> Result<(ToolSource, Box<RawValue>), ToolCallError> {
+        let context = self.ready_context(&ctx.cancel).await?;
         let (record, answer) = self.run(&context, tool.into(), arguments, origin, ctx).await?;
         match answer {
             Ok(answer) => {
@@ -205,13 +214,8 @@ impl ToolPlane {
                 record.end(CallOutcome::Answer(answer));
                 Ok((source, raw.map_err(Error::internal)?))
             }
-            Err(error) => Err(record.end_with_error(error)),
+            Err(error) => Err(record.end_with_error(error).into()),
         }
-    }
-
-    fn require_context(&self) -> Result<Arc<AgentContext>> {
-        self.context()
-            .ok_or_else(|| Error::unavailable("the agent's tools are not ready: its context is not built"))
     }
 
     /// Passes a call through the gate and dispatches it. The outer error is a call that the gate blocked; the

@@ -381,6 +381,7 @@ impl PlaneFixture {
             self.plane.call(tool, arguments, origin, CallContext::default()),
         )
         .await
+        .map_err(Error::from)
     }
 
     pub fn row(&self, name: &str) -> ListedTool {
