@@ -43,7 +43,7 @@ pub struct App {
     /// The sandbox driver and its probe report.
     pub sandbox: SandboxStatus,
     /// Starts, finds and ends sessions.
-    pub(crate) sessions: Arc<Sessions>,
+    pub sessions: Arc<Sessions>,
     /// Counters of requests and actions since the start.
     pub(crate) metrics: Metrics,
     /// Limits the request rate of each token.
