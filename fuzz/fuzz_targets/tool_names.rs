@@ -5,9 +5,9 @@
 use std::{collections::HashSet, sync::Arc};
 
 use libfuzzer_sys::fuzz_target;
-use oubliette_protocol::agent::AgentToolSettings;
+use oubliette_protocol::{agent::AgentToolSettings, tool::ToolRule};
 use oubliette_tools::{
-    allow::{RuleVerdict, ToolRules, glob_matches},
+    allow::{ToolRules, glob_matches},
     registry::{NameResolution, OfferedTools, ToolInfo, ToolRegistry},
 };
 
@@ -63,7 +63,7 @@ fuzz_target!(|text: &str| {
         if let NameResolution::Tool(entry) = registry.resolve(name) {
             assert!(name == &*entry.canonical || name == entry.plain || entry.aliases.iter().any(|a| a == name));
             if tools.denied.iter().any(|pattern| glob_matches(pattern, name)) && name != entry.plain {
-                assert!(matches!(entry.verdict, RuleVerdict::Denied(_)));
+                assert!(matches!(entry.verdict, ToolRule::Denied(_)));
             }
         }
     }

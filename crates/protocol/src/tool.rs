@@ -178,6 +178,135 @@ pub enum HealthStatus {
     Red,
 }
 
+/// The rule by which an agent may or may not call a tool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolRule {
+    /// `tools.allowed` is empty, so every tool of `tools.use` is allowed.
+    AllOfUse,
+    /// This item of `tools.allowed` allows it.
+    Allowed(String),
+    /// `tools.allowed` does not name it.
+    NotListed,
+    /// This pattern of `tools.denied` matches one of its names.
+    Denied(String),
+    /// A base tool, which every agent may call.
+    BaseTool,
+    /// A caller lends it to the session.
+    Lent,
+    /// One of Oubliette's own tools that the agent's key may call.
+    WithinKey,
+}
+
+impl ToolRule {
+    /// Whether the tool may be called.
+    pub fn allows(&self) -> bool {
+        match self {
+            Self::AllOfUse | Self::Allowed(_) | Self::BaseTool | Self::Lent | Self::WithinKey => true,
+            Self::NotListed | Self::Denied(_) => false,
+        }
+    }
+
+    /// The rule as a clause with a subject, to stand inside a sentence.
+    pub fn clause(&self) -> String {
+        match self {
+            Self::AllOfUse => self.to_string(),
+            Self::Allowed(_)
+            | Self::NotListed
+            | Self::Denied(_)
+            | Self::BaseTool
+            | Self::Lent
+            | Self::WithinKey => format!("it is {self}"),
+        }
+    }
+}
+
+impl std::fmt::Display for ToolRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AllOfUse => f.write_str("tools.allowed is empty, so all of tools.use is allowed"),
+            Self::Allowed(item) => write!(f, "allowed by {item:?} in tools.allowed"),
+            Self::NotListed => f.write_str("not named in tools.allowed"),
+            Self::Denied(pattern) => write!(f, "denied by {pattern:?} in tools.denied"),
+            Self::BaseTool => f.write_str("a base tool of every agent"),
+            Self::Lent => f.write_str("lent by its caller's declaration"),
+            Self::WithinKey => f.write_str("within reach of the agent's key"),
+        }
+    }
+}
+
+/// Why a tool may or may not be called, and why it is not available if it is not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "ReasonFields", from = "ReasonFields")]
+pub struct ToolReason {
+    /// The rule that allows or denies it.
+    pub rule: ToolRule,
+    /// Why a call cannot reach it now; `None` when one can.
+    pub unavailable: Option<String>,
+    /// What was corrected: an invalid listing, or an alias that another tool has.
+    pub notes: Vec<String>,
+}
+
+/// The fields of [`ToolReason`] on the wire.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ReasonFields {
+    reason: String,
+    reason_detail: ReasonDetail,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ReasonDetail {
+    rule: ToolRule,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unavailable: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
+}
+
+impl From<ToolRule> for ToolReason {
+    fn from(rule: ToolRule) -> Self {
+        Self {
+            rule,
+            unavailable: None,
+            notes: Vec::new(),
+        }
+    }
+}
+
+impl From<ToolReason> for ReasonFields {
+    fn from(reason: ToolReason) -> Self {
+        Self {
+            reason: reason.to_string(),
+            reason_detail: ReasonDetail {
+                rule: reason.rule,
+                unavailable: reason.unavailable,
+                notes: reason.notes,
+            },
+        }
+    }
+}
+
+impl From<ReasonFields> for ToolReason {
+    fn from(ReasonFields { reason_detail, .. }: ReasonFields) -> Self {
+        Self {
+            rule: reason_detail.rule,
+            unavailable: reason_detail.unavailable,
+            notes: reason_detail.notes,
+        }
+    }
+}
+
+impl std::fmt::Display for ToolReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.rule.fmt(f)?;
+        if let Some(why) = &self.unavailable {
+            write!(f, "; unavailable: {why}")?;
+        }
+        self.notes.iter().try_for_each(|note| write!(f, "; note: {note}"))
+    }
+}
+
 /// One tool in the answer of `tool_list`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -195,9 +324,10 @@ pub struct ListedTool {
     pub server: Option<String>,
     /// Whether the agent may call it.
     pub allowed: bool,
-    /// The rule that allows or denies it, and why it is not available if it is not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    /// The rule that allows or denies it, and why it is not available if it is not. On the wire `reason` is all of it
+    /// in words and `reasonDetail` its parts.
+    #[serde(flatten)]
+    pub reason: ToolReason,
     /// Whether it can be called now; false for example while its server is down.
     pub available: bool,
     /// What it does.

@@ -6,34 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use oubliette_protocol::agent::{AgentToolSettings, split_canonical_name};
-
-/// Whether the rules allow a tool, and which rule decided.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RuleVerdict {
-    /// It may be called, by the rule given in words.
-    Allowed(String),
-    /// `allowed` does not name it.
-    NotListed,
-    /// This pattern of `denied` matches one of its names.
-    Denied(String),
-}
-
-impl RuleVerdict {
-    /// Whether it may be called.
-    pub fn allows(&self) -> bool {
-        matches!(self, RuleVerdict::Allowed(_))
-    }
-
-    /// The deciding rule in words.
-    pub fn reason(&self) -> String {
-        match self {
-            RuleVerdict::Allowed(rule) => rule.clone(),
-            RuleVerdict::NotListed => "not named in tools.allowed".into(),
-            RuleVerdict::Denied(pattern) => format!("denied by {pattern:?} in tools.denied"),
-        }
-    }
-}
+use oubliette_protocol::{
+    agent::{AgentToolSettings, split_canonical_name},
+    tool::ToolRule,
+};
 
 /// All names of a catalog tool.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +34,7 @@ pub struct ToolRules {
 #[derive(Debug, Default)]
 struct AllowList {
     /// The rule that allows all of `use`, if there is one.
-    allow_all_rule: Option<&'static str>,
+    allow_all_rule: Option<ToolRule>,
     /// Canonical name → the item of `allowed` that names it.
     canonical: HashMap<String, String>,
     /// Plain names in `allowed`.
@@ -77,18 +53,22 @@ impl ToolRules {
     }
 
     /// Decides whether a catalog tool may be called. `denied` wins over `allowed`.
-    pub(crate) fn judge_catalog_tool(&self, names: ToolNames<'_>) -> RuleVerdict {
+    pub(crate) fn judge_catalog_tool(&self, names: ToolNames<'_>) -> ToolRule {
         let every = names.canonical.into_iter().chain([names.plain]);
         let every = every.chain(names.aliases.iter().map(String::as_str));
         if let Some(pattern) = every
             .into_iter()
             .find_map(|name| self.denied.matching_pattern(name))
         {
-            return RuleVerdict::Denied(pattern.to_owned());
+            return ToolRule::Denied(pattern.to_owned());
         }
-        self.allowed
-            .allows(names)
-            .map_or(RuleVerdict::NotListed, RuleVerdict::Allowed)
+        self.allowed.allows(names).unwrap_or(ToolRule::NotListed)
+    }
+
+    /// The rule that denies a tool of any other source, by its full name; `None` when none does.
+    pub fn denying_rule(&self, name: &str) -> Option<ToolRule> {
+        self.denied_by(name)
+            .map(|pattern| ToolRule::Denied(pattern.to_owned()))
     }
 
     /// The pattern of `denied` that matches the full name of a tool of any other source.
@@ -101,11 +81,11 @@ impl AllowList {
     fn new(tools: &AgentToolSettings) -> Self {
         let mut allowed = Self::default();
         if tools.allowed.is_empty() {
-            allowed.allow_all_rule = Some("tools.allowed is empty, so all of tools.use is allowed");
+            allowed.allow_all_rule = Some(ToolRule::AllOfUse);
         }
         for entry in &tools.allowed {
             if entry == "*" {
-                allowed.allow_all_rule = Some("allowed by \"*\" in tools.allowed");
+                allowed.allow_all_rule = Some(ToolRule::Allowed(entry.clone()));
             } else if let Some(target) = tools.aliases.get(entry) {
                 allowed.canonical.insert(target.clone(), entry.clone());
             } else if let Some((id, tool)) = split_canonical_name(entry) {
@@ -120,11 +100,11 @@ impl AllowList {
         allowed
     }
 
-    fn allows(&self, names: ToolNames<'_>) -> Option<String> {
-        if let Some(rule) = self.allow_all_rule {
-            return Some(rule.to_owned());
+    fn allows(&self, names: ToolNames<'_>) -> Option<ToolRule> {
+        if let Some(rule) = &self.allow_all_rule {
+            return Some(rule.clone());
         }
-        let by = |entry: &str| format!("allowed by {entry:?} in tools.allowed");
+        let by = |entry: &str| ToolRule::Allowed(entry.to_owned());
         if let Some(entry) = names.canonical.and_then(|name| self.canonical.get(name)) {
             return Some(by(entry));
         }
@@ -220,7 +200,7 @@ mod tests {
         ToolRules::new(&serde_json::from_value(tools).unwrap())
     }
 
-    fn ask(rules: &ToolRules, id: &str, tool: &str, aliases: &[&str]) -> RuleVerdict {
+    fn ask(rules: &ToolRules, id: &str, tool: &str, aliases: &[&str]) -> ToolRule {
         let aliases: Vec<String> = aliases.iter().map(|a| (*a).into()).collect();
         let (canonical, plain) = (format!("@{id}/{tool}"), format!("{id}_{tool}"));
         rules.judge_catalog_tool(ToolNames {
@@ -248,11 +228,7 @@ mod tests {
         for entry in ["@files/read", "files_read", "@files/*", "r"] {
             let rules = rules(json!({"use":["files"],"allowed":[entry],"aliases":{"r":"@files/read"}}));
             assert!(ask(&rules, "files", "read", &["r"]).allows(), "{entry}");
-            assert_eq!(
-                ask(&rules, "notes", "read", &[]),
-                RuleVerdict::NotListed,
-                "{entry}"
-            );
+            assert_eq!(ask(&rules, "notes", "read", &[]), ToolRule::NotListed, "{entry}");
             assert_eq!(
                 ask(&rules, "files", "write", &[]).allows(),
                 entry == "@files/*",
@@ -262,7 +238,7 @@ mod tests {
         // `allowed` takes no other patterns.
         assert_eq!(
             ask(&rules(json!({"allowed":["files_*"]})), "files", "read", &[]),
-            RuleVerdict::NotListed
+            ToolRule::NotListed
         );
     }
 
@@ -271,7 +247,7 @@ mod tests {
         let rules = rules(json!({"use":["files","notes"],"allowed":["files_read"],
                                  "aliases":{"files_read":"@notes/x"}}));
         assert!(ask(&rules, "notes", "x", &["files_read"]).allows());
-        assert_eq!(ask(&rules, "files", "read", &[]), RuleVerdict::NotListed);
+        assert_eq!(ask(&rules, "files", "read", &[]), ToolRule::NotListed);
     }
 
     #[test]
@@ -290,7 +266,7 @@ mod tests {
                                      "aliases":{"r":"@files/read"}}));
             assert_eq!(
                 ask(&rules, "files", "read", &["r"]),
-                RuleVerdict::Denied(pattern.into())
+                ToolRule::Denied(pattern.into())
             );
         }
         let other = rules(json!({"denied":["myapp_*","session_message"]}));

@@ -1,6 +1,6 @@
 //! An agent's tools as far as they are known without a session, and why it may call a tool, in a sentence.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use oubliette_protocol::{
     CatalogId, Slug,
@@ -11,18 +11,16 @@ use oubliette_protocol::{
 };
 
 use crate::{
-    allow::{RuleVerdict, ToolRules},
+    allow::ToolRules,
     builtin, name,
-    registry::{
-        NOTE_SEPARATOR, NameResolution, OfferedTools, RegistryEntry, ToolRegistry, UNAVAILABLE_SEPARATOR,
-    },
+    registry::{NameResolution, OfferedTools, RegistryEntry, ToolRegistry},
 };
 
 /// An agent's tools as far as they are known without starting anything: its built-ins, and the tools its
 /// aliases name.
 pub fn preview(definition: &AgentDefinition, catalog: &[Arc<ToolDefinition>]) -> ToolList {
     let offers = preview_offers(definition, catalog);
-    let registry = build_registry(definition, &offers, &HashSet::new());
+    let registry = build_registry(definition, &offers);
     let now = jiff::Timestamp::now();
     let servers = offers
         .iter()
@@ -70,18 +68,16 @@ fn explain_row(agent: &Slug, row: &ListedTool) -> String {
         ToolSource::Catalog => format!("{} ({}, from the catalog)", row.name, row.canonical),
         ToolSource::Caller | ToolSource::Oubliette | ToolSource::Base => row.name.clone(),
     };
-    let reason = row.reason.as_deref().unwrap_or("no rule is against it");
-    let (reason, note) = split(reason, NOTE_SEPARATOR);
-    let (rule, why) = split(reason, UNAVAILABLE_SEPARATOR);
+    let rule = row.reason.rule.clause();
     let mut said = match row.allowed {
-        true => format!("{agent} may call {what}: {}.", clause(rule)),
-        false => format!("{agent} may not call {what}: {}.", clause(rule)),
+        true => format!("{agent} may call {what}: {rule}."),
+        false => format!("{agent} may not call {what}: {rule}."),
     };
-    if let Some(why) = why {
+    if let Some(why) = &row.reason.unavailable {
         said += &format!(" A call would not reach it: {}.", one_line(why));
     }
-    if let Some(note) = note {
-        said += &format!(" Note: {}.", one_line(&note.replace(NOTE_SEPARATOR, "; ")));
+    if !row.reason.notes.is_empty() {
+        said += &format!(" Note: {}.", one_line(&row.reason.notes.join("; ")));
     }
     said
 }
@@ -97,11 +93,10 @@ fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, t
             tools: Arc::default(),
         })
         .collect();
-    let registry = build_registry(definition, &offers, &HashSet::new());
+    let registry = build_registry(definition, &offers);
     let shown = quoted(tool);
-    if let Some(pattern) = registry.rules().denied_by(tool) {
-        let verdict = RuleVerdict::Denied(pattern.to_owned());
-        return format!("{agent} may not call {shown}: {}.", clause(&verdict.reason()));
+    if let Some(rule) = registry.rules().denying_rule(tool) {
+        return format!("{agent} may not call {shown}: {}.", rule.clause());
     }
     match registry.resolve(tool) {
         NameResolution::Missing {
@@ -109,20 +104,20 @@ fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, t
             verdict,
             down_reason: down,
         } => {
-            let rule = verdict.reason();
+            let rule = verdict.clause();
             match (down.map(one_line), verdict.allows()) {
                 (Some(why), true) => format!(
                     "{agent} may call {shown} if {id} has such a tool, which is not known: {why}. The rule: {}.",
-                    clause(&rule)
+                    rule
                 ),
                 (Some(why), false) => format!(
                     "{agent} may not call {shown}: {}. Whether {id} has such a tool is not known: {why}.",
-                    clause(&rule)
+                    rule
                 ),
                 (None, true) => format!("{agent} cannot call {shown}: {id} has no such tool."),
                 (None, false) => format!(
                     "{agent} cannot call {shown}: {id} has no such tool, and {}.",
-                    clause(&rule)
+                    rule
                 ),
             }
         }
@@ -147,29 +142,6 @@ fn explain_absent(agent: &Slug, definition: &AgentDefinition, list: &ToolList, t
             };
             format!("{agent} has no tool {shown}.{hint}")
         }
-    }
-}
-
-fn split<'a>(reason: &'a str, at: &str) -> (&'a str, Option<&'a str>) {
-    match reason.split_once(at) {
-        Some((before, after)) => (before, Some(after)),
-        None => (reason, None),
-    }
-}
-
-/// A rule as the second half of a sentence: `it is …` where the rule has no subject.
-fn clause(rule: &str) -> String {
-    const BEGUN: [&str; 6] = [
-        "allowed by",
-        "denied by",
-        "not named",
-        "a base tool",
-        "lent by",
-        "within reach",
-    ];
-    match BEGUN.iter().any(|begin| rule.starts_with(begin)) {
-        true => format!("it is {}", one_line(rule)),
-        false => one_line(rule),
     }
 }
 
@@ -207,11 +179,8 @@ fn preview_offers(definition: &AgentDefinition, catalog: &[Arc<ToolDefinition>])
     used_entries(definition, catalog).into_iter().map(offer).collect()
 }
 
-fn build_registry(
-    definition: &AgentDefinition,
-    offers: &[OfferedTools],
-    catalog_ids: &HashSet<CatalogId>,
-) -> ToolRegistry {
+/// A registry that knows no catalog entry outside `tools.use`.
+fn build_registry(definition: &AgentDefinition, offers: &[OfferedTools]) -> ToolRegistry {
     let rules = Arc::new(ToolRules::new(&definition.tools));
-    ToolRegistry::new(&definition.tools, rules, offers, Arc::new(catalog_ids.clone()))
+    ToolRegistry::new(&definition.tools, rules, offers, Arc::default())
 }

@@ -14,19 +14,14 @@ use oubliette_protocol::{
     CatalogId,
     agent::{AgentToolSettings, split_canonical_name},
     id::quoted,
-    tool::{ListedTool, ToolSource, ToolSpec, any_object_schema},
+    tool::{ListedTool, ToolReason, ToolRule, ToolSource, ToolSpec, any_object_schema},
 };
 use serde_json::Value;
 
 use crate::{
-    allow::{RuleVerdict, ToolNames, ToolRules},
+    allow::{ToolNames, ToolRules},
     name,
 };
-
-/// Separates, in a reason, the rule from why the tool is not available.
-pub(crate) const UNAVAILABLE_SEPARATOR: &str = "; unavailable: ";
-/// Separates, in a reason, a note about what was corrected.
-pub(crate) const NOTE_SEPARATOR: &str = "; note: ";
 
 /// A tool as its server offers it.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,7 +74,7 @@ pub struct RegistryEntry {
     /// Whether the plain name resolves to this tool and not to another one.
     owns_plain_name: bool,
     /// Whether the agent's rules allow it.
-    pub verdict: RuleVerdict,
+    pub verdict: ToolRule,
     /// Why no call can reach it even while its server is up: a bad or taken name, or a missing tool.
     pub fault: Option<String>,
     /// Why its server cannot be called now; `None` when it can.
@@ -111,15 +106,12 @@ impl RegistryEntry {
     }
 
     /// The rule that allows or denies it, then why it is unavailable if it is, then notes on what was corrected.
-    pub fn reason(&self) -> String {
-        let mut reason = self.verdict.reason();
-        if let Some(why) = self.unavailable() {
-            reason = format!("{reason}{UNAVAILABLE_SEPARATOR}{why}");
+    pub fn reason(&self) -> ToolReason {
+        ToolReason {
+            rule: self.verdict.clone(),
+            unavailable: self.unavailable().map(str::to_owned),
+            notes: self.info.note.iter().chain(&self.lost_alias).cloned().collect(),
         }
-        for note in self.info.note.iter().chain(&self.lost_alias) {
-            reason = format!("{reason}{NOTE_SEPARATOR}{note}");
-        }
-        reason
     }
 
     /// The tool as `tool_list` shows it.
@@ -137,7 +129,7 @@ impl RegistryEntry {
             source: ToolSource::Catalog,
             server: Some(self.id.to_string()),
             allowed: self.verdict.allows(),
-            reason: Some(self.reason()),
+            reason: self.reason(),
             available: self.unavailable().is_none(),
             description: self.info.description.clone(),
             input_schema: Value::clone(&self.info.input_schema),
@@ -155,7 +147,7 @@ pub enum NameResolution<'a> {
         /// The entry.
         id: &'a CatalogId,
         /// Whether the agent's rules would allow such a tool.
-        verdict: RuleVerdict,
+        verdict: ToolRule,
         /// Why the entry is down; `None` when it is up and has no such tool.
         down_reason: Option<&'a str>,
     },

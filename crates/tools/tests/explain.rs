@@ -6,7 +6,7 @@ mod plane_support;
 
 use oubliette_protocol::{
     agent::AgentDefinition,
-    tool::{HealthStatus, ListedTool, ToolList, ToolSource},
+    tool::{HealthStatus, ListedTool, ToolList, ToolReason, ToolRule, ToolSource},
 };
 use oubliette_tools::{explain, preview};
 use plane_support::{definition_of, stdio_server};
@@ -39,16 +39,17 @@ fn says(definition: &AgentDefinition, list: &ToolList, tool: &str) -> String {
     explain(&"writer".parse().unwrap(), definition, list, tool)
 }
 
-fn row(name: &str, source: ToolSource, allowed: bool, reason: &str) -> ListedTool {
+fn row(name: &str, source: ToolSource, reason: impl Into<ToolReason>) -> ListedTool {
+    let reason = reason.into();
     ListedTool {
         name: name.into(),
         canonical: name.into(),
         aliases: Vec::new(),
         source,
         server: None,
-        allowed,
-        reason: Some(reason.into()),
-        available: true,
+        allowed: reason.rule.allows(),
+        available: reason.unavailable.is_none(),
+        reason,
         description: String::new(),
         input_schema: json!({}),
     }
@@ -121,50 +122,33 @@ fn a_tool_of_an_agent_without_rules() {
 #[test]
 fn a_tool_of_another_source_and_one_put_right() {
     let definition = agent(json!({}));
-    let rule = "tools.allowed is empty, so all of tools.use is allowed";
+    let all_of_use = |unavailable: Option<&str>, note: Option<&str>| ToolReason {
+        rule: ToolRule::AllOfUse,
+        unavailable: unavailable.map(str::to_owned),
+        notes: note.map(str::to_owned).into_iter().collect(),
+    };
+    let down = "its server srv is down: it ended: exit code 3\nstderr: no database.\n";
     let list = ToolList {
         tools: vec![
-            row(
-                "session_message",
-                ToolSource::Base,
-                true,
-                "a base tool of every agent",
-            ),
+            row("session_message", ToolSource::Base, ToolRule::BaseTool),
             row(
                 "project_list",
                 ToolSource::Base,
-                false,
-                r#"denied by "project_list" in tools.denied"#,
+                ToolRule::Denied("project_list".into()),
             ),
-            row(
-                "myapp_send",
-                ToolSource::Caller,
-                true,
-                "lent by its caller's declaration",
-            ),
-            row(
-                "oubliette_x",
-                ToolSource::Oubliette,
-                true,
-                "within reach of the agent's key",
-            ),
+            row("myapp_send", ToolSource::Caller, ToolRule::Lent),
+            row("oubliette_x", ToolSource::Oubliette, ToolRule::WithinKey),
             row(
                 "srv_odd",
                 ToolSource::Catalog,
-                true,
-                &format!("{rule}; note: its schema is replaced"),
+                all_of_use(None, Some("its schema is replaced")),
             ),
-            row(
-                "srv_off",
-                ToolSource::Catalog,
-                true,
-                &format!(
-                    "{rule}; unavailable: its server srv is down: it ended: exit code 3\nstderr: no database.\n"
-                ),
-            ),
+            row("srv_off", ToolSource::Catalog, all_of_use(Some(down), None)),
         ],
         servers: Vec::new(),
     };
+    // As the command line gets it from a running session.
+    let list: ToolList = serde_json::from_value(serde_json::to_value(list).unwrap()).unwrap();
     for (tool, sentence) in [
         (
             "session_message",
@@ -193,4 +177,22 @@ fn a_tool_of_another_source_and_one_put_right() {
     ] {
         assert_eq!(says(&definition, &list, tool), sentence);
     }
+}
+
+#[test]
+fn a_listed_reason_is_words_and_parts_on_the_wire() {
+    let reason = ToolReason {
+        rule: ToolRule::Allowed("@srv/*".into()),
+        unavailable: Some("its server srv is down; note: not really".into()),
+        notes: vec!["its schema is replaced".into(), "x means @b/x".into()],
+    };
+    let wire = serde_json::to_value(row("srv_x", ToolSource::Catalog, reason.clone())).unwrap();
+    assert_eq!(
+        wire["reason"],
+        "allowed by \"@srv/*\" in tools.allowed; unavailable: its server srv is down; note: not really; \
+         note: its schema is replaced; note: x means @b/x"
+    );
+    assert_eq!(wire["reasonDetail"]["rule"], json!({"allowed":"@srv/*"}));
+    let read: ListedTool = serde_json::from_value(wire).unwrap();
+    assert_eq!(read.reason, reason, "parts are read, not the words");
 }

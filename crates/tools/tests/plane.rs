@@ -324,9 +324,9 @@ async fn tool_list_explains_every_tool() {
         ("@files/fs_read", ToolSource::Catalog, true, true)
     );
     assert_eq!(read.aliases, ["files_fs_read"]);
-    assert!(read.reason.unwrap().contains("\"read\" in tools.allowed"));
+    assert!(read.reason.to_string().contains("\"read\" in tools.allowed"));
     let notes = fixture.row("@notes/fs_read");
-    assert!(!notes.allowed && notes.reason.unwrap().contains("not named in tools.allowed"));
+    assert!(!notes.allowed && notes.reason.to_string().contains("not named in tools.allowed"));
     assert!(!fixture.row("gone").available);
     assert_eq!(fixture.row("myapp_send").source, ToolSource::Caller);
     assert_eq!(fixture.row("session_message").source, ToolSource::Base);

@@ -7,7 +7,7 @@ use oubliette_protocol::{
     CatalogId, Error, Result, Slug,
     agent::AgentDefinition,
     relay::method,
-    tool::{HealthStatus, ListedTool, ToolList, ToolSource},
+    tool::{HealthStatus, ListedTool, ToolList, ToolRule, ToolSource},
 };
 use serde_json::json;
 
@@ -113,7 +113,7 @@ pub(crate) async fn explain_tool(
     if let Some(row) = row {
         shape["canonical"] = json!(row.canonical);
         shape["source"] = json!(row.source);
-        shape["reason"] = json!(row.reason);
+        shape["reason"] = json!(row.reason.to_string());
     }
     context.output.print_result(&shape, |_| sentence.clone());
     Ok(())
@@ -143,17 +143,14 @@ fn with_base_tools(mut list: ToolList, definition: &AgentDefinition) -> ToolList
         .filter_map(|name| actions::find(name))
         .map(actions::tool_spec)
         .map(|spec| {
-            let denied = rules.denied_by(&spec.name);
+            let rule = rules.denying_rule(&spec.name).unwrap_or(ToolRule::BaseTool);
             ListedTool {
                 canonical: spec.name.clone(),
                 aliases: Vec::new(),
                 source: ToolSource::Base,
                 server: None,
-                allowed: denied.is_none(),
-                reason: Some(match denied {
-                    Some(pattern) => format!("denied by {pattern:?} in tools.denied"),
-                    None => "a base tool of every agent".into(),
-                }),
+                allowed: rule.allows(),
+                reason: rule.into(),
                 available: true,
                 description: spec.description,
                 input_schema: spec.input_schema,

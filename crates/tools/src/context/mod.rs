@@ -298,7 +298,7 @@ impl AgentContext {
                 server: entry.id.to_string(),
                 allowed: entry.verdict.allows(),
                 available: entry.unavailable().is_none(),
-                reason: Some(entry.reason()),
+                reason: Some(entry.reason().to_string()),
             });
         }
         if !same_list(&old, &new) {

@@ -7,13 +7,11 @@ use oubliette_protocol::{
     caller::{CallerDeclaration, LentTool, full_name},
     id::quoted,
     relay::method,
-    tool::{OWN_PREFIX, ToolAddress, ToolSource},
+    tool::{OWN_PREFIX, ToolAddress, ToolRule, ToolSource},
 };
 
 use crate::{
-    AgentContext, CallOrigin, Permit, RequestedTool,
-    allow::RuleVerdict,
-    name,
+    AgentContext, CallOrigin, Permit, RequestedTool, name,
     registry::{NameResolution, ToolRegistry},
 };
 
@@ -258,13 +256,13 @@ impl Gate<'_> {
     fn require_allowed(
         &self,
         called: &str,
-        verdict: &RuleVerdict,
+        verdict: &ToolRule,
         canonical: Option<&str>,
     ) -> Result<(), BlockedCall> {
         match verdict.allows() {
             true => Ok(()),
             false => Err(BlockedCall::new(
-                self.not_allowed(called, &verdict.reason()),
+                self.not_allowed(called, &verdict.to_string()),
                 canonical,
             )),
         }
@@ -273,7 +271,7 @@ impl Gate<'_> {
     fn require_not_denied(&self, full: &str) -> Result<(), BlockedCall> {
         match self.registry.rules().denied_by(full) {
             None => Ok(()),
-            Some(pattern) => self.require_allowed(full, &RuleVerdict::Denied(pattern.to_owned()), Some(full)),
+            Some(pattern) => self.require_allowed(full, &ToolRule::Denied(pattern.to_owned()), Some(full)),
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use oubliette_protocol::{
     Result,
     caller::full_name,
-    tool::{ListedTool, OWN_PREFIX, ToolList, ToolSource, ToolSpec},
+    tool::{ListedTool, OWN_PREFIX, ToolList, ToolRule, ToolSource, ToolSpec},
 };
 
 use crate::{name, registry::ToolRegistry};
@@ -26,7 +26,7 @@ impl ToolPlane {
                 spec,
                 ToolSource::Base,
                 None,
-                "a base tool of every agent",
+                ToolRule::BaseTool,
             ));
         }
         for lender in self.parts.callers.declarations() {
@@ -42,7 +42,7 @@ impl ToolPlane {
                     spec,
                     ToolSource::Caller,
                     server,
-                    "lent by its caller's declaration",
+                    ToolRule::Lent,
                 ));
             }
         }
@@ -51,10 +51,7 @@ impl ToolPlane {
             let mut row = entry.row();
             if row.available && row.allowed && lent.contains(&row.name) {
                 row.available = false;
-                row.reason = Some(format!(
-                    "{}; unavailable: a caller lends a tool of this name",
-                    entry.reason()
-                ));
+                row.reason.unavailable = Some("a caller lends a tool of this name".into());
             }
             row
         }));
@@ -76,13 +73,7 @@ impl ToolPlane {
                 name: format!("{OWN_PREFIX}{}", spec.name),
                 ..spec
             };
-            tool_row(
-                &registry,
-                spec,
-                ToolSource::Oubliette,
-                None,
-                "within reach of the agent's key",
-            )
+            tool_row(&registry, spec, ToolSource::Oubliette, None, ToolRule::WithinKey)
         });
         Ok(rows.collect())
     }
@@ -116,17 +107,17 @@ fn tool_row(
     spec: ToolSpec,
     source: ToolSource,
     server: Option<String>,
-    rule: &str,
+    rule: ToolRule,
 ) -> ListedTool {
-    let denied = registry.rules().denied_by(&spec.name);
+    let rule = registry.rules().denying_rule(&spec.name).unwrap_or(rule);
     ListedTool {
         canonical: spec.name.clone(),
         name: spec.name,
         aliases: Vec::new(),
         source,
         server,
-        allowed: denied.is_none(),
-        reason: Some(denied.map_or_else(|| rule.to_owned(), |p| format!("denied by {p:?} in tools.denied"))),
+        allowed: rule.allows(),
+        reason: rule.into(),
         available: true,
         description: spec.description,
         input_schema: spec.input_schema,
