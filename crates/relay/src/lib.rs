@@ -34,6 +34,7 @@ mod unix_stream;
 
 pub use calls::{CallOptions, ProgressCallback, ProgressReport};
 pub use error::{CallError, CloseReason};
+pub use lines::LineSplitter;
 pub use message::{RejectedLine, RpcId, RpcMessage, parse_line};
 pub use oubliette_protocol::relay::RpcError;
 pub use peer::{PeerHandler, PreparedCall, RpcPeer};

@@ -9,7 +9,8 @@ const READ_CHUNK_BYTES: usize = 8 * 1024;
 
 /// Splits a stream into lines. Memory follows what has arrived: the buffer doubles while a long line comes
 /// in, never past the limit, and shrinks again after it.
-pub(crate) struct LineSplitter<R> {
+#[derive(Debug)]
+pub struct LineSplitter<R> {
     io: R,
     buffer: Vec<u8>,
     /// Where the unread part begins.
@@ -20,7 +21,8 @@ pub(crate) struct LineSplitter<R> {
 }
 
 impl<R: AsyncRead + Unpin> LineSplitter<R> {
-    pub(crate) fn new(io: R, limit: usize) -> Self {
+    /// Splits `io` into lines of at most `limit` bytes, newline excluded.
+    pub fn new(io: R, limit: usize) -> Self {
         Self {
             io,
             buffer: Vec::new(),
@@ -32,7 +34,7 @@ impl<R: AsyncRead + Unpin> LineSplitter<R> {
 
     /// The next line without its newline, valid until the next call. A last line without newline is
     /// dropped: it may be half a message. Cancel-safe: no byte is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Result<&[u8], CloseReason> {
+    pub async fn next(&mut self) -> Result<&[u8], CloseReason> {
         let end = loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched..]) {
                 break self.searched + at;

@@ -36,7 +36,7 @@ impl AgentPlan {
     pub(crate) async fn resolve(deps: &SessionDeps, session: &SessionRow, agent: &Slug) -> Result<Self> {
         // Read first, so that an edit made during this function gives the library a later version.
         let version = deps.library.version();
-        let project = project(deps, &session.project_id).await?;
+        let project = deps.project(&session.project_id).await?;
         let workspace = workspace(deps, &session.project_id, &session.workspace_id).await?;
         let entry = deps.library.agent(agent)?;
         let definition = &entry.definition;
@@ -123,7 +123,7 @@ impl AncestorBounds {
             let Some(row) = deps.store.session_get(&id).await? else {
                 break;
             };
-            let project = project(deps, &row.project_id).await?;
+            let project = deps.project(&row.project_id).await?;
             ceiling.limits.push(limits(deps, &project));
             // Of an agent that was deleted meanwhile nothing is known, so nothing is allowed.
             let definition = deps
@@ -171,11 +171,6 @@ fn lower_bound<T: PartialOrd>(one: Option<T>, other: Option<T>) -> Option<T> {
         (Some(one), Some(other)) => Some(if other < one { other } else { one }),
         (one, other) => one.or(other),
     }
-}
-
-async fn project(deps: &SessionDeps, id: &ProjectId) -> Result<ProjectRow> {
-    let row = deps.store.project_get(id).await?;
-    row.ok_or_else(|| Error::not_found(format!("project {id} does not exist any more")))
 }
 
 async fn workspace(deps: &SessionDeps, project: &ProjectId, id: &WorkspaceId) -> Result<WorkspaceRow> {

@@ -66,15 +66,10 @@ impl Sessions {
         };
         let mut least = most(project);
         let mut seen = HashSet::from([project.project_id.clone()]);
-        let mut next = Some(from.clone());
-        while let Some(row) = next {
+        for row in self.deps.store.session_ancestry(&from.session_id).await? {
             if seen.insert(row.project_id.clone()) {
-                least = least.min(most(&self.project(&row.project_id).await?));
+                least = least.min(most(&self.deps.project(&row.project_id).await?));
             }
-            next = match &row.parent_id {
-                Some(parent) => self.deps.store.session_get(parent).await?,
-                None => None,
-            };
         }
         Ok(least)
     }
@@ -82,21 +77,13 @@ impl Sessions {
     /// Fails when `target` is `asking` or an ancestor of it: that turn may be waiting for this one, and
     /// neither would end.
     pub(crate) async fn refuse_circular_wait(&self, asking: &SessionId, target: &SessionId) -> Result<()> {
-        let mut at = Some(asking.clone());
-        while let Some(id) = at {
-            if id == *target {
-                return Err(Error::invalid(
-                    "wait: a session cannot wait for itself or for one that started it",
-                ));
-            }
-            at = self
-                .deps
-                .store
-                .session_get(&id)
-                .await?
-                .and_then(|row| row.parent_id);
+        let ancestry = self.deps.store.session_ancestry(asking).await?;
+        match asking == target || ancestry.iter().any(|row| row.session_id == *target) {
+            true => Err(Error::invalid(
+                "wait: a session cannot wait for itself or for one that started it",
+            )),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Ends every descendant of a session, parents before children.

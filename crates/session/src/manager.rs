@@ -27,7 +27,7 @@ use crate::{
     debug::SessionDebugSink,
     deferred_own_tools::DeferredOwnTools,
     live::{LiveSession, LiveState, TaskCommand},
-    ports::SessionDeps,
+    ports::{SessionDeps, no_project},
     processes::SessionEnv,
     relay_socket::{self, RelaySocket},
     request::{CancelReply, SessionListQuery, SessionPage, SessionView, SwitchReply},
@@ -269,7 +269,7 @@ impl Sessions {
             .as_ref()
             .filter(|project| !principal.sees(project))
         {
-            return Err(Error::not_found(format!("there is no project {project}")));
+            return Err(no_project(project));
         }
         let project = query.project_id.or_else(|| principal.project.clone());
         let filter = SessionFilter {

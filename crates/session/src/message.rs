@@ -1,7 +1,7 @@
 //! `session_message`: finds or starts a session, records the tools the caller lends, queues the message.
 
 use oubliette_protocol::{
-    Error, Principal, ProjectId, Result, SessionId, Slug,
+    Error, Principal, Result, SessionId, Slug,
     caller::full_name,
     event::{EventBody, SessionStatus},
     relay::method,
@@ -16,6 +16,7 @@ use crate::{
     callers::{HoldKind, PresenceHold, PresenceKey},
     children::ParentSession,
     live::{LiveSession, SubmittedMessage, TaskCommand},
+    ports::no_project,
     request::{MessageReply, MessageRequest, RequestOrigin, WaitMode, WorkspaceChoice},
 };
 
@@ -165,7 +166,7 @@ impl Sessions {
         }
         if row.status == SessionStatus::Failed {
             // A failed session does not count as active; this message makes it active again.
-            let project = self.project(&row.project_id).await?;
+            let project = self.deps.project(&row.project_id).await?;
             self.check_session_limit(&project).await?;
         }
         let live = self.load(id).await?;
@@ -235,22 +236,14 @@ impl Sessions {
         self.spawn_task(row, Vec::new(), true)
     }
 
-    pub(crate) async fn project(&self, id: &ProjectId) -> Result<ProjectRow> {
-        let row = self.deps.store.project_get(id).await?;
-        row.ok_or_else(|| Error::not_found(format!("there is no project {id}")))
-    }
-
     /// The project the request names, or the only one the principal sees.
     async fn project_for(&self, request: &MessageRequest) -> Result<ProjectRow> {
         let principal: &Principal = &request.principal;
         if let Some(id) = &request.project_id {
-            let row = self
-                .deps
-                .store
-                .project_get(id)
-                .await?
-                .filter(|row| principal.sees(&row.project_id));
-            return row.ok_or_else(|| Error::not_found(format!("there is no project {id}")));
+            return match principal.sees(id) {
+                true => self.deps.project(id).await,
+                false => Err(no_project(id)),
+            };
         }
         let filter = ProjectFilter {
             project: principal.project.clone(),

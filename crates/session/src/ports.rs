@@ -5,9 +5,9 @@ use std::{path::PathBuf, sync::Arc};
 use async_trait::async_trait;
 use oubliette_egress::{EgressProxy, ModelGateway};
 use oubliette_home::{DefinitionLibrary, HomeDir};
-use oubliette_protocol::{ProjectId, Result, Scope, SessionId, WorkspaceId};
+use oubliette_protocol::{Error, ProjectId, Result, Scope, SessionId, WorkspaceId};
 use oubliette_sandbox::SandboxDriver;
-use oubliette_store::Store;
+use oubliette_store::{ProjectRow, Store};
 use oubliette_tools::{CallThreads, Environment, Trust};
 use tokio::net::UnixStream;
 
@@ -46,6 +46,19 @@ pub struct SessionDeps {
     pub workspaces: Arc<dyn WorkspaceMaker>,
     /// Where our own programs are on the host.
     pub programs: ProgramPaths,
+}
+
+impl SessionDeps {
+    /// A project's row; `not_found` if there is none.
+    pub(crate) async fn project(&self, id: &ProjectId) -> Result<ProjectRow> {
+        let row = self.store.project_get(id).await?;
+        row.ok_or_else(|| no_project(id))
+    }
+}
+
+/// The error for a project that does not exist or that the principal may not see.
+pub(crate) fn no_project(id: &ProjectId) -> Error {
+    Error::not_found(format!("there is no project {id}"))
 }
 
 /// The host paths of our own programs, which are mounted into sandboxes.

@@ -13,7 +13,7 @@
 //! - [`permit`]: the value without which no source can be dispatched to.
 //! - [`context`]: [`AgentContext`], one running agent's servers and registry: built, kept current, torn down.
 //! - [`upstream`]: MCP servers over stdio, ws, tcp and http. [`builtin`]: `fs_read`, `fs_write`, `shell_exec`.
-//! - [`thread`]: the threads that run tool calls.
+//! - [`thread`]: the threads that run tool calls; [`stderr_tail`]: the end of a process's stderr.
 //! - [`trust`]: the host resources that `oubliette.toml` allows; [`secret`]: values that are masked in all output.
 //! - [`mod@explain`]: whether and why an agent may call a tool, in a sentence.
 
@@ -30,6 +30,7 @@ pub mod plane;
 pub mod ports;
 pub mod registry;
 pub mod secret;
+pub mod stderr_tail;
 pub mod thread;
 pub mod trust;
 pub mod upstream;
@@ -41,5 +42,6 @@ pub use permit::Permit;
 pub use plane::{ContextBuilding, ToolCallError, ToolPlane, ToolPlaneParts};
 pub use ports::{CallerTools, DebugSink, OwnTools};
 pub use secret::Secrets;
+pub use stderr_tail::StderrTail;
 pub use thread::{CallThread, CallThreads};
 pub use trust::{Environment, ProcessEnvironment, Trust, TrustTable};

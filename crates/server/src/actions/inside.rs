@@ -186,20 +186,13 @@ impl SessionTree {
 
 /// Refuses a target session that is an ancestor of the calling one, whose tools may be wider.
 async fn check_not_ancestor(app: &App, session: &SessionId, target: &SessionId, what: &str) -> Result<()> {
-    let mut next = app
-        .store
-        .session_get(session)
-        .await?
-        .and_then(|row| row.parent_id);
-    while let Some(id) = next {
-        if id == *target {
-            return Err(denied(&format!(
-                "{what} in a session above its own would give it that session's tools"
-            )));
-        }
-        next = app.store.session_get(&id).await?.and_then(|row| row.parent_id);
+    let ancestry = app.store.session_ancestry(session).await?;
+    match ancestry.iter().skip(1).any(|row| row.session_id == *target) {
+        true => Err(denied(&format!(
+            "{what} in a session above its own would give it that session's tools"
+        ))),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// The agents and catalog entries that a session and its ancestors use.
@@ -213,13 +206,8 @@ impl UsedDefinitions {
     /// Collects them from the session up to its root.
     pub(crate) async fn used_by(app: &App, session: &SessionId) -> Result<Self> {
         let mut used = Self::default();
-        let mut next = Some(session.clone());
-        while let Some(id) = next {
-            let Some(row) = app.store.session_get(&id).await? else {
-                break;
-            };
+        for row in app.store.session_ancestry(session).await? {
             used.add_agent(app, row.agent);
-            next = row.parent_id;
         }
         Ok(used)
     }

@@ -5,7 +5,9 @@
 //! that writes too much blocks on its own pipe, and the queue to an agent that does not read is bounded.
 
 use oubliette_protocol::relay::RpcError;
-use oubliette_relay::{RejectedLine, RpcId, RpcMessage, message::AnswerError, parse_line};
+use oubliette_relay::{
+    CloseReason, LineSplitter, RejectedLine, RpcId, RpcMessage, message::AnswerError, parse_line,
+};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::{
@@ -13,7 +15,6 @@ use tokio::{
     sync::mpsc,
 };
 
-use super::lines::{BoundedLineReader, LineReadError};
 use crate::config::AgentOutputLimits;
 
 /// How many messages may be queued for an agent's stdin; when the queue is full, the agent does not read.
@@ -54,7 +55,7 @@ type BoxedReader = Box<dyn AsyncRead + Send + Sync + Unpin>;
 
 /// The ACP connection to one agent process.
 pub(crate) struct AcpConnection {
-    lines: BoundedLineReader<BoxedReader>,
+    lines: LineSplitter<BoxedReader>,
     outgoing: mpsc::Sender<Vec<u8>>,
     next_id: u64,
     invalid_lines: usize,
@@ -70,7 +71,7 @@ impl AcpConnection {
         let (outgoing, queue) = mpsc::channel(OUTGOING_QUEUE_LEN);
         tokio::spawn(write_lines(stdin, queue));
         Self {
-            lines: BoundedLineReader::new(Box::new(stdout), limits.line_bytes),
+            lines: LineSplitter::new(Box::new(stdout), limits.line_bytes),
             outgoing,
             next_id: 1,
             invalid_lines: 0,
@@ -82,13 +83,13 @@ impl AcpConnection {
     pub(crate) async fn receive(&mut self) -> Result<AgentMessage, AcpConnectionError> {
         loop {
             let line = self.lines.next().await.map_err(|why| match why {
-                LineReadError::Closed => AcpConnectionError::Closed,
-                LineReadError::TooLong => AcpConnectionError::LineTooLong(self.limits.line_bytes),
+                CloseReason::LineTooLong(limit) => AcpConnectionError::LineTooLong(limit),
+                _ => AcpConnectionError::Closed,
             })?;
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            match parse_line(&line) {
+            match parse_line(line) {
                 Ok(RpcMessage::Request { id, method, params }) => {
                     return Ok(AgentMessage::Request { id, method, params });
                 }
@@ -102,13 +103,15 @@ impl AcpConnection {
                             outcome: outcome.map_err(to_rpc_error),
                         });
                     }
-                    None => self.count_invalid_line(&line)?,
+                    None => count_invalid_line(line, &mut self.invalid_lines, &self.limits)?,
                 },
                 Err(RejectedLine { id: Some(id), error }) => {
-                    self.count_invalid_line(&line)?;
+                    count_invalid_line(line, &mut self.invalid_lines, &self.limits)?;
                     self.answer(id, Err(*error))?;
                 }
-                Err(RejectedLine { id: None, .. }) => self.count_invalid_line(&line)?,
+                Err(RejectedLine { id: None, .. }) => {
+                    count_invalid_line(line, &mut self.invalid_lines, &self.limits)?
+                }
             }
         }
     }
@@ -156,16 +159,20 @@ impl AcpConnection {
             mpsc::error::TrySendError::Closed(_) => AcpConnectionError::Closed,
         })
     }
+}
 
-    /// Skips a line that is not ACP, because some agents log to stdout. Fails when there were too many.
-    fn count_invalid_line(&mut self, line: &[u8]) -> Result<(), AcpConnectionError> {
-        self.invalid_lines += 1;
-        let shown: String = String::from_utf8_lossy(line).chars().take(200).collect();
-        tracing::debug!(line = shown, "an agent wrote a line that is not ACP");
-        match self.invalid_lines >= self.limits.invalid_lines {
-            true => Err(AcpConnectionError::InvalidLines(self.invalid_lines, shown)),
-            false => Ok(()),
-        }
+/// Skips a line that is not ACP, because some agents log to stdout. Fails when there were too many.
+fn count_invalid_line(
+    line: &[u8],
+    count: &mut usize,
+    limits: &AgentOutputLimits,
+) -> Result<(), AcpConnectionError> {
+    *count += 1;
+    let shown: String = String::from_utf8_lossy(line).chars().take(200).collect();
+    tracing::debug!(line = shown, "an agent wrote a line that is not ACP");
+    match *count >= limits.invalid_lines {
+        true => Err(AcpConnectionError::InvalidLines(*count, shown)),
+        false => Ok(()),
     }
 }
 

@@ -1,15 +1,13 @@
 //! [`AgentProcess`]: one agent process and the conversation with it, over ACP.
 //!
-//! - [`lines`], [`connection`]: its stdout and stdin, bounded; [`stderr`]: the end of its stderr.
+//! - [`connection`]: its stdout and stdin, bounded.
 //! - [`AgentProcess`]: start, `initialize`, `session/new` or `session/load`, prompt, cancel.
 //! - [`permission`], [`memory`]: answers to the agent's requests.
 //! - [`turn_recorder`]: converts the agent's updates into events.
 
 pub(crate) mod connection;
-mod lines;
 pub(crate) mod memory;
 mod permission;
-mod stderr;
 pub(crate) mod turn_recorder;
 
 #[cfg(test)]
@@ -31,6 +29,7 @@ use oubliette_protocol::{
     relay::{INVALID_PARAMS, METHOD_NOT_FOUND, RpcError},
 };
 use oubliette_sandbox::{IsolationLevel, SandboxDriver, SandboxError, SandboxHandle, SandboxSpec};
+use oubliette_tools::StderrTail;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -38,7 +37,6 @@ use tokio::time::Instant;
 use self::{
     connection::{AcpConnection, AcpConnectionError, AgentMessage},
     memory::MemoryHandler,
-    stderr::StderrTail,
 };
 use crate::config::{AgentOutputLimits, SessionConfig};
 

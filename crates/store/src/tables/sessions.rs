@@ -169,6 +169,20 @@ impl Store {
         self.fetch_sessions(query).await
     }
 
+    /// A session and its ancestors, up to its root. Empty if there is no such session.
+    pub async fn session_ancestry(&self, id: &SessionId) -> Result<Vec<SessionRow>> {
+        let mut ancestry = Vec::new();
+        let mut next = Some(id.clone());
+        while let Some(id) = next {
+            let Some(row) = self.session_get(&id).await? else {
+                break;
+            };
+            next = row.parent_id.clone();
+            ancestry.push(row);
+        }
+        Ok(ancestry)
+    }
+
     /// A root session and all its descendants, oldest first.
     pub async fn session_tree(&self, root: &SessionId) -> Result<Vec<SessionRow>> {
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE root_id = ");

@@ -218,7 +218,7 @@ impl UpstreamConnection {
             .process
             .as_ref()?
             .stderr
-            .tail(&self.resources.secrets)
+            .masked_text(&self.resources.secrets)
     }
 
     /// `reason` with this server's secrets masked.

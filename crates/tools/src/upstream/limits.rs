@@ -22,8 +22,6 @@ pub(super) const MAX_SCHEMA_BYTES: usize = 256 * 1024;
 /// The deepest nesting of a schema.
 pub(super) const MAX_SCHEMA_DEPTH: usize = 64;
 
-/// Length of the tail kept of a server's stderr, in bytes.
-pub(super) const STDERR_TAIL_BYTES: usize = 4 * 1024;
 /// The longest error text taken over from a server, in bytes.
 pub(super) const MAX_ERROR_BYTES: usize = 4 * 1024;
 

@@ -12,7 +12,7 @@
 //! - [`stdio`], [`ws`], [`tcp`], [`http`]: the transports; [`lines`] and [`tls`]: what they share.
 //! - [`wire`]: a persistent connection with its write queue; [`traffic`]: the filter of its messages, with
 //!   [`envelope`] to classify them and [`unsolicited`] to detect floods.
-//! - [`stderr`]: the tail of a server's stderr; [`fault`]: why it is down; [`limits`]: every bound; [`latch`]: a
+//! - [`fault`]: why it is down; [`limits`]: every bound; [`latch`]: a
 //!   value set once.
 //!
 //! "The library" in these files is rmcp, the MCP client library.
@@ -29,7 +29,6 @@ mod lines;
 mod listing;
 mod startup;
 mod state;
-mod stderr;
 mod stdio;
 mod supervisor;
 mod tcp;

@@ -176,16 +176,17 @@ impl ConnectionResources {
     }
 
     /// Kills the process and closes the transport of a failed start; adds the tail of stderr to the fault.
-    async fn abandon(mut self, fault: UpstreamFault) -> UpstreamFault {
-        if let Some(process) = &mut self.process {
+    async fn abandon(self, fault: UpstreamFault) -> UpstreamFault {
+        if let Some(process) = &self.process {
             process.handle.kill();
-            process.stderr.finish().await;
+            // It is closed shortly after the process has exited.
+            let _ = tokio::time::timeout(limits::EXIT_TIMEOUT, process.stderr.wait_closed()).await;
         }
         self.close(&fault.reason).await;
         let stderr = self
             .process
             .as_ref()
-            .and_then(|process| process.stderr.tail(&self.secrets));
+            .and_then(|process| process.stderr.masked_text(&self.secrets));
         UpstreamFault {
             reason: self.secrets.mask_text(&fault.reason).into(),
             stderr,

@@ -11,11 +11,10 @@ use super::{
     UpstreamSpec,
     fault::{FaultRemedy, UpstreamFault},
     lines::{LineReader, LineWriter},
-    stderr::ServerStderr,
     traffic::TrafficFilter,
     wire::UpstreamWire,
 };
-use crate::Secrets;
+use crate::{Secrets, StderrTail};
 
 /// Path of the proxy's socket inside the sandbox.
 const PROXY_SOCKET: &str = "/run/oubliette/proxy.sock";
@@ -27,7 +26,7 @@ pub(super) struct ServerProcess {
     /// Dropping it kills the whole process tree.
     pub(super) handle: SandboxHandle,
     /// Reads its stderr and keeps the tail.
-    pub(super) stderr: ServerStderr,
+    pub(super) stderr: StderrTail,
 }
 
 /// Starts the process; returns a wire over its pipes, and its handle.
@@ -58,7 +57,7 @@ pub(super) async fn spawn(
         wire,
         ServerProcess {
             handle: running.handle,
-            stderr: ServerStderr::follow(running.stderr),
+            stderr: StderrTail::follow(running.stderr),
         },
     ))
 }
