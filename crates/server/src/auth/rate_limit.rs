@@ -40,8 +40,7 @@ impl<K: Hash + Eq + Clone> RateLimiter<K> {
     pub(crate) fn take(&self, key: &K, now: Instant) -> Result<(), Duration> {
         let mut levels = self.levels.lock();
         if levels.len() >= SWEEP_AT && !levels.contains_key(key) {
-            let (rate, burst) = (self.per_second, self.burst);
-            levels.retain(|_, l| l.available + now.duration_since(l.updated_at).as_secs_f64() * rate < burst);
+            levels.retain(|_, level| self.refilled(level, now) < self.burst);
         }
         // Looked up by reference first: the common case must not allocate a key.
         let level = match levels.get_mut(key) {
@@ -51,16 +50,13 @@ impl<K: Hash + Eq + Clone> RateLimiter<K> {
                 updated_at: now,
             }),
         };
-        let gained = now.saturating_duration_since(level.updated_at).as_secs_f64() * self.per_second;
         *level = BucketLevel {
-            available: (level.available + gained).min(self.burst),
+            available: self.refilled(level, now),
             updated_at: now,
         };
-        if level.available >= 1.0 {
-            level.available -= 1.0;
-            return Ok(());
-        }
-        Err(Duration::from_secs_f64((1.0 - level.available) / self.per_second))
+        self.require_one(level.available)?;
+        level.available -= 1.0;
+        Ok(())
     }
 
     /// Like [`take`](Self::take), but takes nothing.
@@ -69,11 +65,20 @@ impl<K: Hash + Eq + Clone> RateLimiter<K> {
         let Some(level) = levels.get(key) else {
             return Ok(());
         };
+        self.require_one(self.refilled(level, now))
+    }
+
+    /// What a bucket holds at `now`.
+    fn refilled(&self, level: &BucketLevel, now: Instant) -> f64 {
         let gained = now.saturating_duration_since(level.updated_at).as_secs_f64() * self.per_second;
-        let left = (level.available + gained).min(self.burst);
-        match left >= 1.0 {
+        (level.available + gained).min(self.burst)
+    }
+
+    /// Fails with the time until one unit is available.
+    fn require_one(&self, available: f64) -> Result<(), Duration> {
+        match available >= 1.0 {
             true => Ok(()),
-            false => Err(Duration::from_secs_f64((1.0 - left) / self.per_second)),
+            false => Err(Duration::from_secs_f64((1.0 - available) / self.per_second)),
         }
     }
 }

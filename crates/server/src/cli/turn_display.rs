@@ -41,8 +41,8 @@ pub(crate) struct TurnDisplay {
     /// Whether the current message was already printed from its `delta` events.
     streamed: bool,
     thinking: bool,
-    /// Tool calls without a result yet, by id: the tool's name and when the call began.
-    calls: HashMap<String, (String, Instant)>,
+    /// Tool calls without a result yet, by id: the tool's name.
+    calls: HashMap<String, String>,
     spinner: Option<Spinner>,
 }
 
@@ -193,8 +193,7 @@ impl TurnDisplay {
         self.stop_thinking();
         let tool = event["tool"].as_str().unwrap_or("a tool");
         let id = event["tool_call_id"].as_str().unwrap_or_default();
-        self.calls
-            .insert(id.to_owned(), (tool.to_owned(), Instant::now()));
+        self.calls.insert(id.to_owned(), tool.to_owned());
         let name = fold_to_line(tool, 64);
         let room = terminal_width().saturating_sub(name.chars().count() + 3).max(20);
         let said = format!(
@@ -217,7 +216,7 @@ impl TurnDisplay {
         };
         // Results may come in another order than the calls: while others are open, say which tool this one is of.
         let whose = match (&call, self.calls.is_empty()) {
-            (Some((tool, _)), false) => format!("{}: ", fold_to_line(tool, 64)),
+            (Some(tool), false) => format!("{}: ", fold_to_line(tool, 64)),
             _ => String::new(),
         };
         let room = terminal_width().saturating_sub(whose.chars().count() + 4).max(20);
