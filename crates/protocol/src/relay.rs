@@ -1,5 +1,7 @@
 //! The relay socket's protocol: JSON-RPC 2.0, one message a line. Methods, their parameters and error codes.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -126,6 +128,22 @@ impl CallerToolsConfig {
         })
     }
 }
+
+/// Progress of a request or tool call, with the fields of MCP's `notifications/progress`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct ProgressReport {
+    /// How much is done; grows with every report.
+    pub progress: f64,
+    /// The value of `progress` at the end, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<f64>,
+    /// A text for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// Receives the progress of one request or call. Called on the task that reads the connection: it must not block.
+pub type ProgressCallback = Arc<dyn Fn(ProgressReport) + Send + Sync>;
 
 /// A JSON-RPC error object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

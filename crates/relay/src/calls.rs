@@ -2,29 +2,13 @@
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
+use oubliette_protocol::relay::{ProgressCallback, ProgressReport};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::{CallError, CloseReason, RpcId};
-
-/// Progress of a request, as the side that serves it reports it.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct ProgressReport {
-    /// How much is done; grows with every report.
-    pub progress: f64,
-    /// The value of `progress` at the end, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub total: Option<f64>,
-    /// A text for people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-}
-
-/// Called on the reader's task with each progress report of a call. Must not block.
-pub type ProgressCallback = Arc<dyn Fn(ProgressReport) + Send + Sync>;
 
 /// Options of one call: a timeout, a cancellation token, a progress callback.
 #[derive(Clone, Default)]

@@ -32,11 +32,11 @@ mod queue;
 mod serving;
 mod unix_stream;
 
-pub use calls::{CallOptions, ProgressCallback, ProgressReport};
+pub use calls::CallOptions;
 pub use error::{CallError, CloseReason};
 pub use lines::LineSplitter;
 pub use message::{RejectedLine, RpcId, RpcMessage, parse_line};
-pub use oubliette_protocol::relay::RpcError;
+pub use oubliette_protocol::relay::{ProgressCallback, ProgressReport, RpcError};
 pub use peer::{PeerHandler, PreparedCall, RpcPeer};
 pub use serving::RequestContext;
 

@@ -18,7 +18,7 @@ use oubliette_protocol::{
     relay::{HANDOFF_SOCKET_NAME, HANDOFF_SOCKET_PATH, KEY_ENV, SOCKET_PATH},
 };
 use oubliette_sandbox::{BindMount, PortForward, SandboxSpec, SocketMount};
-use oubliette_tools::{AgentContext, ContextSpec, DebugSink, ToolPlane};
+use oubliette_tools::{AgentContext, ContextSpec, DebugSink, ServerSetup, ToolPlane};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -189,21 +189,23 @@ async fn build_context(env: &SessionEnv, plan: &AgentPlan) -> Result<Arc<AgentCo
     let proxy = env.socket_dir.join("proxy.sock");
     let spec = ContextSpec {
         session_id: env.session.clone(),
-        agent: plan.agent().clone(),
         definition: plan.entry.definition.clone(),
         catalog: plan.catalog.clone(),
         catalog_ids: plan.catalog_ids.clone(),
-        workspace: deps
-            .home
-            .workspace_dir(&plan.project.project_id, &plan.workspace.workspace_id),
-        sandbox: deps.sandbox.clone(),
-        host: deps.host.clone(),
-        trust: deps.trust.clone(),
-        limits: plan.limits.clone(),
-        env: deps.env.clone(),
-        debug,
-        proxy_socket: Some(proxy),
-        thread: env.plane.thread().clone(),
+        setup: ServerSetup {
+            agent: plan.agent().clone(),
+            workspace: deps
+                .home
+                .workspace_dir(&plan.project.project_id, &plan.workspace.workspace_id),
+            sandbox: deps.sandbox.clone(),
+            host: deps.host.clone(),
+            trust: deps.trust.clone(),
+            limits: plan.limits.clone(),
+            env: deps.env.clone(),
+            debug,
+            proxy_socket: Some(proxy),
+            thread: env.plane.thread().clone(),
+        },
     };
     ContextBuild(Some(tokio::spawn(AgentContext::build(spec))))
         .finish()

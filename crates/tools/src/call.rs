@@ -1,9 +1,8 @@
 //! One tool call: the tool it names, who makes it, how it is cancelled, and what the tool answers.
 
-use std::sync::Arc;
-
 use oubliette_protocol::{
     Principal,
+    relay::ProgressCallback,
     tool::{CallResult, ToolAddress},
 };
 use serde::{
@@ -13,27 +12,13 @@ use serde::{
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
-/// Progress of a call, with the fields of MCP's `notifications/progress`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CallProgress {
-    /// How much is done; grows with every notification.
-    pub progress: f64,
-    /// The value of `progress` at the end, if known.
-    pub total: Option<f64>,
-    /// A text for people.
-    pub message: Option<String>,
-}
-
-/// Receives a call's progress.
-pub type ProgressSink = Arc<dyn Fn(CallProgress) + Send + Sync>;
-
 /// What accompanies a call besides its arguments: cancellation, progress, turn.
 #[derive(Clone, Default)]
 pub struct CallContext {
     /// Cancelled when the result is no longer wanted.
     pub cancel: CancellationToken,
     /// Receives progress, if the requester asked for it.
-    pub progress: Option<ProgressSink>,
+    pub progress: Option<ProgressCallback>,
     /// The session's turn the call belongs to.
     pub turn: Option<u64>,
 }

@@ -35,7 +35,7 @@ pub mod thread;
 pub mod trust;
 pub mod upstream;
 
-pub use call::{CallContext, CallOrigin, CallProgress, RequestedTool};
+pub use call::{CallContext, CallOrigin, RequestedTool};
 pub use context::{AgentContext, ContextSpec};
 pub use explain::{explain, preview};
 pub use permit::Permit;
@@ -45,3 +45,4 @@ pub use secret::Secrets;
 pub use stderr_tail::StderrTail;
 pub use thread::{CallThread, CallThreads};
 pub use trust::{Environment, ProcessEnvironment, Trust, TrustTable};
+pub use upstream::ServerSetup;

@@ -6,7 +6,7 @@ mod plane_support;
 use std::sync::Arc;
 
 use oubliette_protocol::{ErrorCode, tool::HealthStatus};
-use plane_support::{PlaneFixture, program, stdio_server, within_timeout};
+use plane_support::{PlaneFixture, alive, program, stdio_server, within_timeout};
 use serde_json::{Value, json};
 
 async fn pid_of(fixture: &PlaneFixture, tool: &str) -> i32 {
@@ -17,10 +17,6 @@ async fn pid_of(fixture: &PlaneFixture, tool: &str) -> i32 {
         .joined_text()
         .parse()
         .unwrap()
-}
-
-fn alive(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 fn kinds(fixture: &PlaneFixture, of: &[&str]) -> Vec<&'static str> {

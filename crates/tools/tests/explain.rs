@@ -9,12 +9,8 @@ use oubliette_protocol::{
     tool::{HealthStatus, ListedTool, ToolList, ToolReason, ToolRule, ToolSource},
 };
 use oubliette_tools::{explain, preview};
-use plane_support::{definition_of, stdio_server};
+use plane_support::{definition_of, reader, stdio_server};
 use serde_json::{Value, json};
-
-fn reader(id: &str) -> Value {
-    json!({"id":id,"kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["."]}})
-}
 
 fn agent(tools: Value) -> AgentDefinition {
     AgentDefinition::parse(&json!({"name":"W","prompt":"p","tools":tools}).to_string()).unwrap()

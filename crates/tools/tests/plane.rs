@@ -8,12 +8,8 @@ use oubliette_protocol::{
     tool::{ToolAddress, ToolSource},
 };
 use oubliette_tools::{CallContext, CallOrigin, RequestedTool};
-use plane_support::{PlaneFixture, from_agent, within_timeout};
+use plane_support::{PlaneFixture, from_agent, reader, within_timeout};
 use serde_json::{Value, json};
-
-fn reader(id: &str) -> Value {
-    json!({"id":id,"kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["."]}})
-}
 
 fn other_token() -> CallOrigin {
     CallOrigin::Outside(Principal {

@@ -6,7 +6,7 @@ mod plane_support;
 
 use oubliette_protocol::{ErrorCode, tool::CallResult};
 use oubliette_tools::{CallContext, RequestedTool, ToolCallError};
-use plane_support::{PlaneFixture, from_agent, within_timeout};
+use plane_support::{PlaneFixture, from_agent, reader, within_timeout};
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -18,9 +18,9 @@ async fn fixture() -> PlaneFixture {
     fixture
         .lenders
         .declare(json!({"caller_id":"myapp","caller_tools":[{"name":"send"}]}));
-    let reader =
-        json!({"id":"files","kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["."]}});
-    fixture.install(json!({"use":["files"]}), &[reader]).await;
+    fixture
+        .install(json!({"use":["files"]}), &[reader("files")])
+        .await;
     fixture
 }
 

@@ -5,7 +5,7 @@ mod plane_support;
 
 use oubliette_protocol::{Error, ErrorCode, tool::CallResult};
 use oubliette_tools::{CallContext, RequestedTool};
-use plane_support::{PlaneFixture, from_agent, within_timeout};
+use plane_support::{PlaneFixture, alive, from_agent, within_timeout};
 use serde_json::{Value, json};
 
 fn policy(commands: &[&str]) -> Value {
@@ -127,11 +127,6 @@ impl PidPipe {
             .parse()
             .unwrap()
     }
-}
-
-fn alive(pid: i32) -> bool {
-    // A zombie that is not reaped yet does not run any more.
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 #[tokio::test]

@@ -46,11 +46,11 @@ async fn stdio_mcp_server_spawned() {
     let mut fixture = UpstreamFixture::new(stdio_definition(
         json!({"env":{"OWN":"own","TOKEN":"${env:HOST_TOKEN}"}}),
     ));
-    fixture.spec.trust = Arc::new(Trust {
+    fixture.spec.setup.trust = Arc::new(Trust {
         env: vec!["HOST_TOKEN".into()],
         ..Trust::default()
     });
-    fixture.spec.env = Arc::new(HashMap::from([("HOST_TOKEN".to_owned(), "hunter22".to_owned())]));
+    fixture.spec.setup.env = Arc::new(HashMap::from([("HOST_TOKEN".to_owned(), "hunter22".to_owned())]));
     let upstream = Upstream::start(fixture.spec.clone());
     let row = upstream.status();
     assert_eq!((row.status, row.last_check), (Yellow, None), "starting");
@@ -114,11 +114,11 @@ async fn stdio_mcp_server_spawned_in_its_own_sandbox() {
     }
     let programs: PathBuf = tool_server_path().parent().unwrap().to_path_buf();
     let mut fixture = UpstreamFixture::new(stdio_definition(json!({"read_only":[programs]})));
-    fixture.spec.trust = Arc::new(Trust {
+    fixture.spec.setup.trust = Arc::new(Trust {
         read_only: vec![programs],
         ..Trust::default()
     });
-    fixture.spec.sandbox = Arc::new(local);
+    fixture.spec.setup.sandbox = Arc::new(local);
     std::fs::write(fixture.workspace.path().join("note"), "from the workspace").unwrap();
     let upstream = fixture.start_ready().await;
     assert_eq!(
@@ -158,7 +158,7 @@ async fn stdio_host_isolation_and_paths_need_trust() {
         (json!({"network":"proxy"}), "no proxy"),
     ] {
         let mut fixture = UpstreamFixture::new(stdio_definition(more.clone()));
-        fixture.spec.trust = Arc::default();
+        fixture.spec.setup.trust = Arc::default();
         let upstream = fixture.start().await;
         let row = upstream.status();
         assert_eq!(
@@ -180,11 +180,11 @@ async fn mcp_server_fails_to_start() {
     // A server that exits, with a reason and a secret on stderr.
     let env = json!({"TOOL_SERVER_EXITS":"1","TOOL_SERVER_SAYS":"no licence for ${env:KEY}"});
     let mut fixture = UpstreamFixture::new(stdio_definition(json!({"env":env,"restart":{"maxAttempts":0}})));
-    fixture.spec.trust = Arc::new(Trust {
+    fixture.spec.setup.trust = Arc::new(Trust {
         env: vec!["KEY".into()],
         ..Trust::default()
     });
-    fixture.spec.env = Arc::new(HashMap::from([("KEY".to_owned(), "s3cret-key".to_owned())]));
+    fixture.spec.setup.env = Arc::new(HashMap::from([("KEY".to_owned(), "s3cret-key".to_owned())]));
     let upstream = fixture.start().await;
     let row = upstream.status();
     let error = row.error.unwrap();

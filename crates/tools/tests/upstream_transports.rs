@@ -12,8 +12,8 @@ use std::{
     },
 };
 
-use oubliette_protocol::{ErrorCode, tool::HealthStatus};
-use oubliette_tools::{CallContext, CallProgress, Trust, upstream::Upstream};
+use oubliette_protocol::{ErrorCode, relay::ProgressReport, tool::HealthStatus};
+use oubliette_tools::{CallContext, Trust, upstream::Upstream};
 use parking_lot::Mutex;
 use rmcp::transport::streamable_http_server::StreamableHttpServerConfig;
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ async fn check_call_features(upstream: &Arc<Upstream>) {
     assert!(rich.is_error);
 
     // Progress arrives in order.
-    let seen: Arc<Mutex<Vec<CallProgress>>> = Arc::default();
+    let seen: Arc<Mutex<Vec<ProgressReport>>> = Arc::default();
     let sink = seen.clone();
     let ctx = CallContext {
         progress: Some(Arc::new(move |progress| sink.lock().push(progress))),
@@ -171,11 +171,11 @@ async fn ws_tcp_mcp_server_connected() {
             format!("ws://{address}/mcp?x=1"),
             headers,
         ));
-        fixture.spec.trust = Arc::new(Trust {
+        fixture.spec.setup.trust = Arc::new(Trust {
             env: vec!["WS_KEY".into()],
             ..Trust::default()
         });
-        fixture.spec.env = Arc::new(std::collections::HashMap::from([(
+        fixture.spec.setup.env = Arc::new(std::collections::HashMap::from([(
             "WS_KEY".to_owned(),
             "k-123456".to_owned(),
         )]));

@@ -14,7 +14,7 @@ use oubliette_protocol::{
     tool::ToolList,
 };
 use oubliette_sandbox::{HostDriver, LocalDriver, LocalDriverConfig, SandboxDriver};
-use oubliette_tools::{AgentContext, CallThread, ContextSpec, DebugSink, ProcessEnvironment};
+use oubliette_tools::{AgentContext, CallThread, ContextSpec, DebugSink, ProcessEnvironment, ServerSetup};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{app, config::ServerConfig};
@@ -92,19 +92,21 @@ impl ToolTrial {
         let _proxy = self.serve_proxy(&socket)?;
         let spec = ContextSpec {
             session_id: SessionId::generate(),
-            agent,
             catalog: self.used_definitions(&definition),
             definition,
             catalog_ids: Arc::new(self.library.catalog().keys().cloned().collect()),
-            workspace,
-            sandbox: Arc::new(sandbox) as Arc<dyn SandboxDriver>,
-            host: Arc::new(HostDriver::new(client)),
-            trust: Arc::new(self.config.trust.resolve(&self.home)),
-            limits: self.config.session_config().limits,
-            env: Arc::new(ProcessEnvironment),
-            debug: Arc::new(DiscardDebug),
-            proxy_socket: Some(socket),
-            thread: CallThread::current_runtime(),
+            setup: ServerSetup {
+                agent,
+                workspace,
+                sandbox: Arc::new(sandbox) as Arc<dyn SandboxDriver>,
+                host: Arc::new(HostDriver::new(client)),
+                trust: Arc::new(self.config.trust.resolve(&self.home)),
+                limits: self.config.session_config().limits,
+                env: Arc::new(ProcessEnvironment),
+                debug: Arc::new(DiscardDebug),
+                proxy_socket: Some(socket),
+                thread: CallThread::current_runtime(),
+            },
         };
         let started = Instant::now();
         let context = AgentContext::build(spec).await?;

@@ -143,7 +143,7 @@ impl interceptor::LocalTools for SessionLocalTools {
         let ctx = CallContext {
             cancel,
             turn: app.sessions.current_turn(&self.session),
-            progress: progress.map(to_tools_progress),
+            progress,
         };
         let (plane, session) = (self.plane.clone(), self.session.clone());
         let arguments = serde_json::from_str(arguments.get());
@@ -176,15 +176,4 @@ impl interceptor::LocalTools for SessionLocalTools {
             }
         })
     }
-}
-
-/// A callback for the tool plane's reports that passes them on as the relay's.
-fn to_tools_progress(callback: ProgressCallback) -> Arc<dyn Fn(oubliette_tools::CallProgress) + Send + Sync> {
-    Arc::new(move |report: oubliette_tools::CallProgress| {
-        callback(oubliette_relay::ProgressReport {
-            progress: report.progress,
-            total: report.total,
-            message: report.message,
-        });
-    })
 }

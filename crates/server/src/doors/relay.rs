@@ -138,13 +138,7 @@ impl RelayConnection {
         let ctx = CallContext {
             cancel: context.cancel.clone(),
             turn: app.sessions.current_turn(&self.session),
-            progress: Some(Arc::new(move |p: oubliette_tools::CallProgress| {
-                context.report_progress(&oubliette_relay::ProgressReport {
-                    progress: p.progress,
-                    total: p.total,
-                    message: p.message,
-                });
-            })),
+            progress: Some(Arc::new(move |report| context.report_progress(&report))),
         };
         // A call may wait for minutes; it must not keep the server or the request's text alive.
         drop((app, text));

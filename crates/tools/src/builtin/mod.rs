@@ -106,7 +106,8 @@ fn parse_arguments<T: serde::de::DeserializeOwned>(arguments: JsonObject) -> Res
     oubliette_protocol::strict::parse_arguments(Value::Object(arguments))
 }
 
-async fn run_blocking(work: impl FnOnce() -> Result<CallResult> + Send + 'static) -> Result<CallResult> {
+/// Runs work that blocks on the file system, on a thread that may.
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(Error::internal)?
 }
 

@@ -17,6 +17,7 @@ use super::{
     command_policy::{CommandPolicy, MAX_BYTES, MAX_WORDS},
     object_schema,
     path::{AllowedPaths, PathInWorkspace},
+    run_blocking,
 };
 
 const MAX_STDIN: usize = 4 * 1024 * 1024;
@@ -262,9 +263,7 @@ async fn working_directory(setup: &BuiltinSetup, cwd: Option<&str>) -> Result<St
             )?)
         })
     };
-    tokio::task::spawn_blocking(look)
-        .await
-        .map_err(Error::internal)??;
+    run_blocking(look).await?;
     Ok(inside)
 }
 

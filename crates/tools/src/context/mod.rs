@@ -10,7 +10,6 @@ mod running_entry;
 
 use std::{
     collections::{HashMap, HashSet},
-    path::PathBuf,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -28,16 +27,15 @@ use oubliette_protocol::{
     debug::DebugBody,
     tool::{ListedServer, ListedTool},
 };
-use oubliette_sandbox::{ResourceLimits, SandboxDriver};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use crate::{
-    CallContext, CallThread, DebugSink, Environment, Permit, Secrets, Trust,
+    CallContext, Permit, Secrets,
     allow::ToolRules,
     call::ToolAnswer,
     registry::{OfferedTools, RegistryEntry, ToolRegistry},
-    upstream::StartHold,
+    upstream::{ServerSetup, StartHold},
 };
 
 use self::{masking_sink::MaskingSink, running_entry::RunningEntry};
@@ -47,32 +45,14 @@ use self::{masking_sink::MaskingSink, running_entry::RunningEntry};
 pub struct ContextSpec {
     /// The session it is for.
     pub session_id: SessionId,
-    /// The agent's name.
-    pub agent: Slug,
     /// The agent's definition.
     pub definition: Arc<AgentDefinition>,
     /// The entries of `use`, in that order.
     pub catalog: Vec<Arc<ToolDefinition>>,
     /// Every id of the catalog: a tool of an entry that is not in `use` is blocked, not unknown.
     pub catalog_ids: Arc<HashSet<CatalogId>>,
-    /// The session's workspace on the host.
-    pub workspace: PathBuf,
-    /// The sandbox driver for servers and commands.
-    pub sandbox: Arc<dyn SandboxDriver>,
-    /// The driver for servers with `isolation: "host"`.
-    pub host: Arc<dyn SandboxDriver>,
-    /// The host resources that definitions may use.
-    pub trust: Arc<Trust>,
-    /// The resource limits of each server and command.
-    pub limits: ResourceLimits,
-    /// The environment of the Oubliette server, read for `${env:NAME}`.
-    pub env: Arc<dyn Environment>,
-    /// The session's debugger.
-    pub debug: Arc<dyn DebugSink>,
-    /// The egress proxy's socket on the host, for servers with `network: "proxy"`.
-    pub proxy_socket: Option<PathBuf>,
-    /// The thread that reads its servers' answers.
-    pub thread: CallThread,
+    /// What its servers are started with.
+    pub setup: ServerSetup,
 }
 
 /// The agent's definition and catalog as last applied: what the context should run.
@@ -107,7 +87,7 @@ impl AgentContext {
     /// red, its tools are unavailable, and the others go on.
     pub async fn build(spec: ContextSpec) -> Result<Arc<Self>> {
         let started = Instant::now();
-        spec.trust.check_agent(&spec.definition)?;
+        spec.setup.trust.check_agent(&spec.definition)?;
         let applied = AppliedDefinition::new(
             &spec,
             spec.definition.clone(),
@@ -116,11 +96,14 @@ impl AgentContext {
         )?;
         let used = applied.used.clone();
         let secrets = Arc::new(Secrets::new());
-        let debug = Arc::new(MaskingSink::new(spec.debug.clone(), secrets.clone()));
+        let debug = Arc::new(MaskingSink::new(spec.setup.debug.clone(), secrets.clone()));
         let context = Arc::new_cyclic(|weak_self| Self {
             weak_self: weak_self.clone(),
             applied: ArcSwap::from_pointee(applied),
-            spec: ContextSpec { debug, ..spec },
+            spec: ContextSpec {
+                setup: ServerSetup { debug, ..spec.setup },
+                ..spec
+            },
             secrets,
             servers: RwLock::default(),
             registry: ArcSwap::default(),
@@ -152,14 +135,15 @@ impl AgentContext {
         before: Option<&RunningEntry>,
     ) -> (Arc<RunningEntry>, Option<StartHold>) {
         self.spec
+            .setup
             .trust
-            .gather_secrets(tool, &*self.spec.env, &self.secrets);
+            .gather_secrets(tool, &*self.spec.setup.env, &self.secrets);
         RunningEntry::start(tool, &self.spec, self.weak_self.clone(), before)
     }
 
     /// The agent's name.
     pub fn agent(&self) -> &Slug {
-        &self.spec.agent
+        &self.spec.setup.agent
     }
 
     /// The agent's definition, as last applied.
@@ -316,7 +300,7 @@ impl AgentContext {
     }
 
     fn record(&self, body: DebugBody) {
-        self.spec.debug.record(Some(&self.spec.agent), body);
+        self.spec.setup.debug.record(Some(&self.spec.setup.agent), body);
     }
 }
 
@@ -334,10 +318,10 @@ impl AppliedDefinition {
         let mut used = Vec::with_capacity(definition.tools.uses.len());
         for id in &definition.tools.uses {
             let tool = catalog.get(id).ok_or_else(|| {
-                let agent = &spec.agent;
+                let agent = &spec.setup.agent;
                 Error::invalid(format!("agent {agent} uses {id}, which is not in the catalog"))
             })?;
-            spec.trust.check_tool(tool)?;
+            spec.setup.trust.check_tool(tool)?;
             used.push(Arc::clone(tool));
         }
         Ok(Self {

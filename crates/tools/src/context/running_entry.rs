@@ -7,15 +7,14 @@ use oubliette_protocol::{
     catalog::ToolDefinition,
     tool::{HealthStatus, ListedServer},
 };
-use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::{
     CallContext, Permit, Secrets,
     builtin::{BuiltinSetup, BuiltinTool},
     call::ToolAnswer,
-    registry::{OfferedTools, ToolInfo},
-    upstream::{StartHold, Upstream, UpstreamSpec, UpstreamTool},
+    registry::OfferedTools,
+    upstream::{StartHold, Upstream, UpstreamSpec},
 };
 
 use super::{AgentContext, ContextSpec};
@@ -28,22 +27,13 @@ pub(super) struct RunningEntry {
 
 enum EntryBackend {
     Builtin {
-        builtin: BuiltinTool,
+        builtin: Box<BuiltinTool>,
         since: jiff::Timestamp,
     },
     Upstream {
         upstream: Arc<Upstream>,
         follower: AbortHandle,
-        offered: Mutex<ToolInfoCache>,
     },
-}
-
-/// The server's last tool list converted for the registry. Most changes are of the server's status only, and
-/// then up to ten thousand tools need not be converted again.
-#[derive(Default)]
-struct ToolInfoCache {
-    raw: Option<Arc<[UpstreamTool]>>,
-    tools: Arc<[Arc<ToolInfo>]>,
 }
 
 impl RunningEntry {
@@ -59,29 +49,20 @@ impl RunningEntry {
         let backend = match &**tool {
             ToolDefinition::Builtin(definition) => {
                 let setup = BuiltinSetup {
-                    workspace: spec.workspace.clone(),
-                    sandbox: spec.sandbox.clone(),
-                    limits: spec.limits.clone(),
+                    workspace: spec.setup.workspace.clone(),
+                    sandbox: spec.setup.sandbox.clone(),
+                    limits: spec.setup.limits.clone(),
                     label: format!("{}-{}", spec.session_id, definition.id),
                 };
                 EntryBackend::Builtin {
-                    builtin: BuiltinTool::new(definition, setup),
+                    builtin: Box::new(BuiltinTool::new(definition, setup)),
                     since: jiff::Timestamp::now(),
                 }
             }
             ToolDefinition::Mcp(server) => {
                 let spec = UpstreamSpec {
                     server: server.clone(),
-                    agent: spec.agent.clone(),
-                    workspace: spec.workspace.clone(),
-                    sandbox: spec.sandbox.clone(),
-                    host: spec.host.clone(),
-                    trust: spec.trust.clone(),
-                    limits: spec.limits.clone(),
-                    env: spec.env.clone(),
-                    debug: spec.debug.clone(),
-                    proxy_socket: spec.proxy_socket.clone(),
-                    thread: spec.thread.clone(),
+                    setup: spec.setup.clone(),
                 };
                 let upstream = match before.map(|before| &before.backend) {
                     Some(EntryBackend::Upstream { upstream: before, .. }) => {
@@ -92,11 +73,7 @@ impl RunningEntry {
                     Some(EntryBackend::Builtin { .. }) | None => Upstream::start(spec),
                 };
                 let follower = follow_changes(&upstream, context);
-                EntryBackend::Upstream {
-                    upstream,
-                    follower,
-                    offered: Mutex::default(),
-                }
+                EntryBackend::Upstream { upstream, follower }
             }
         };
         let server = Arc::new(Self {
@@ -131,14 +108,11 @@ impl RunningEntry {
                 down_reason: None,
                 tools: [builtin.info()].into(),
             },
-            EntryBackend::Upstream {
-                upstream, offered, ..
-            } => {
-                let status = upstream.status();
+            EntryBackend::Upstream { upstream, .. } => {
+                let (status, tools) = (upstream.status(), upstream.tools());
                 let down = (status.status == HealthStatus::Red
-                    || (status.status == HealthStatus::Yellow && upstream.tools().is_empty()))
+                    || (status.status == HealthStatus::Yellow && tools.is_empty()))
                 .then(|| secrets.mask_text(&down_text(&status)));
-                let tools = offered.lock().refresh(upstream.tools());
                 OfferedTools {
                     id: self.id().clone(),
                     down_reason: down,
@@ -215,24 +189,6 @@ impl Drop for RunningEntry {
         if let EntryBackend::Upstream { follower, .. } = &self.backend {
             follower.abort();
         }
-    }
-}
-
-impl ToolInfoCache {
-    fn refresh(&mut self, raw: Arc<[UpstreamTool]>) -> Arc<[Arc<ToolInfo>]> {
-        if !self.raw.as_ref().is_some_and(|last| Arc::ptr_eq(last, &raw)) {
-            let info = |tool: &UpstreamTool| {
-                Arc::new(ToolInfo {
-                    name: tool.name.clone(),
-                    description: tool.description.clone(),
-                    input_schema: tool.input_schema.clone(),
-                    note: tool.note.clone(),
-                })
-            };
-            self.tools = raw.iter().map(info).collect();
-            self.raw = Some(raw);
-        }
-        self.tools.clone()
     }
 }
 

@@ -21,8 +21,10 @@ use rmcp::{
 };
 use tokio::{task::JoinHandle, time::timeout};
 
+use crate::registry::ToolInfo;
+
 use super::{
-    UpstreamSpec, UpstreamTool,
+    UpstreamSpec,
     direct_call::RequestMetadata,
     fault::UpstreamFault,
     handshake::{McpLifecycle, OublietteClientHandler, RunningMcpClient},
@@ -61,7 +63,7 @@ impl UpstreamConnection {
     pub(super) async fn open(
         spec: &UpstreamSpec,
         known: McpLifecycle,
-    ) -> Result<(Arc<Self>, Vec<UpstreamTool>), UpstreamFault> {
+    ) -> Result<(Arc<Self>, Vec<Arc<ToolInfo>>), UpstreamFault> {
         let ReadyServer {
             resources,
             client,
@@ -138,7 +140,7 @@ impl UpstreamConnection {
     }
 
     /// Reads the server's tools, within the request timeout.
-    pub(super) async fn list_tools(&self) -> Result<Vec<UpstreamTool>, UpstreamFault> {
+    pub(super) async fn list_tools(&self) -> Result<Vec<Arc<ToolInfo>>, UpstreamFault> {
         match timeout(self.request_timeout, listing::list_tools(&self.peer)).await {
             Ok(listed) => listed,
             Err(_) => Err(UpstreamFault::new("it did not answer tools/list in time")),

@@ -4,7 +4,7 @@
 //! the library does for a request: the request is serialised here, and its response is routed back by
 //! [`super::traffic`].
 
-use oubliette_protocol::JsonObject;
+use oubliette_protocol::{JsonObject, relay::ProgressCallback};
 use rmcp::model::{ClientConfig, ProtocolVersion, RequestMetaObject};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use tokio::sync::oneshot;
@@ -14,7 +14,6 @@ use super::{
     traffic::CallReply,
     wire::{SendFailure, UpstreamWire},
 };
-use crate::call::ProgressSink;
 
 /// The `_meta` fields every request carries, except its progress token.
 pub(super) struct RequestMetadata(RequestMetaObject);
@@ -47,7 +46,7 @@ impl DirectCall {
         metadata: &RequestMetadata,
         tool: &str,
         arguments: &JsonObject,
-        progress: Option<ProgressSink>,
+        progress: Option<ProgressCallback>,
     ) -> Result<Self, SendFailure> {
         let (id, reply) = wire.traffic().register_call(progress);
         let request = DirectCallRequest {

@@ -15,33 +15,16 @@ use rmcp::{
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 
+use crate::registry::ToolInfo;
+
 use super::{
     fault::UpstreamFault,
     limits,
     traffic::{HttpResultVisibility, RequestAttachment, ResultSlot},
 };
 
-/// A tool as its server describes it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct UpstreamTool {
-    /// The server's own name for it.
-    pub name: Arc<str>,
-    /// What it does.
-    pub description: String,
-    /// A JSON schema of type object.
-    pub input_schema: Arc<Value>,
-    /// A name for people.
-    pub title: Option<String>,
-    /// A JSON schema of its structured results.
-    pub output_schema: Option<Arc<Value>>,
-    /// MCP's hints (`readOnlyHint`, …), as the server gives them. They are shown, never relied on.
-    pub annotations: Option<Value>,
-    /// What was wrong with the server's description of the tool, and how it was corrected.
-    pub note: Option<String>,
-}
-
 /// Reads all pages of `tools/list`. Invalid tools are left out or corrected; a list that does not end is a fault.
-pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<UpstreamTool>, UpstreamFault> {
+pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<Arc<ToolInfo>>, UpstreamFault> {
     let mut tools = Vec::new();
     let mut cursors = HashSet::new();
     let mut cursor: Option<String> = None;
@@ -56,7 +39,7 @@ pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<UpstreamTo
             }
             match parse_fields(&tool).and_then(|(fields, note)| parse_tool(fields, note)) {
                 // A repeated or over-long name is kept: the registry refuses it, where users see the reason.
-                Ok(tool) => tools.push(tool),
+                Ok(tool) => tools.push(Arc::new(tool)),
                 Err(why) => tracing::warn!("tools/list: an invalid tool is left out: {why}"),
             }
         }
@@ -152,7 +135,7 @@ fn parse_fields(tool: &RawValue) -> Result<(JsonObject, Option<String>), String>
 }
 
 /// Checks one tool and corrects what can be corrected; the corrections are in its note.
-fn parse_tool(mut tool: JsonObject, note: Option<String>) -> Result<UpstreamTool, String> {
+fn parse_tool(mut tool: JsonObject, note: Option<String>) -> Result<ToolInfo, String> {
     let name = match tool.remove("name") {
         Some(Value::String(name)) if name.is_empty() => return Err("its name is empty".into()),
         Some(Value::String(name)) if name.chars().any(char::is_control) => {
@@ -182,7 +165,7 @@ fn parse_tool(mut tool: JsonObject, note: Option<String>) -> Result<UpstreamTool
         }
         _ => None,
     };
-    let (description, title) = (text("description").unwrap_or_default(), text("title"));
+    let description = text("description").unwrap_or_default();
     let input_schema = match tool.remove("inputSchema") {
         None | Some(Value::Null) => json!({ "type": "object" }),
         Some(mut schema) => match check_schema(&schema) {
@@ -200,19 +183,10 @@ fn parse_tool(mut tool: JsonObject, note: Option<String>) -> Result<UpstreamTool
             }
         },
     };
-    let output_schema = tool
-        .remove("outputSchema")
-        .filter(|schema| check_schema(schema).is_ok());
-    let annotations = tool
-        .remove("annotations")
-        .filter(|hints| hints.is_object() && json_size(hints, 0).is_some());
-    Ok(UpstreamTool {
+    Ok(ToolInfo {
         name: name.into(),
         description,
         input_schema: Arc::new(input_schema),
-        title,
-        output_schema: output_schema.map(Arc::new),
-        annotations,
         note: (!notes.is_empty()).then(|| notes.join("; ")),
     })
 }
@@ -264,11 +238,11 @@ fn json_size(value: &Value, depth: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn read(value: Value) -> Result<UpstreamTool, String> {
+    fn read(value: Value) -> Result<ToolInfo, String> {
         read_text(&value.to_string())
     }
 
-    fn read_text(text: &str) -> Result<UpstreamTool, String> {
+    fn read_text(text: &str) -> Result<ToolInfo, String> {
         let raw = RawValue::from_string(text.to_owned()).unwrap();
         parse_fields(&raw).and_then(|(fields, note)| super::parse_tool(fields, note))
     }

@@ -50,38 +50,43 @@ use oubliette_sandbox::{ResourceLimits, SandboxDriver};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use listing::UpstreamTool;
-
-use crate::{CallContext, CallThread, DebugSink, Environment, Trust, call::ToolAnswer};
+use crate::{CallContext, CallThread, DebugSink, Environment, Trust, call::ToolAnswer, registry::ToolInfo};
 use connection::UpstreamConnection;
 use state::{UpstreamPhase, UpstreamState};
 use supervisor::{SupervisorCommand, UpstreamSupervisor};
+
+/// What all tool servers of one agent are started with.
+#[derive(Clone)]
+pub struct ServerSetup {
+    /// The agent they are started for.
+    pub agent: Slug,
+    /// The session's workspace, on the host.
+    pub workspace: PathBuf,
+    /// The sandbox driver of servers and commands.
+    pub sandbox: Arc<dyn SandboxDriver>,
+    /// The driver of stdio servers with `isolation: "host"`.
+    pub host: Arc<dyn SandboxDriver>,
+    /// The host resources that definitions may use: host tools, host network, paths, environment variables.
+    pub trust: Arc<Trust>,
+    /// The resource limits of each server and command.
+    pub limits: ResourceLimits,
+    /// The environment of the Oubliette server, read for `${env:NAME}`.
+    pub env: Arc<dyn Environment>,
+    /// The session's debugger.
+    pub debug: Arc<dyn DebugSink>,
+    /// The egress proxy's socket on the host, for servers with `network: "proxy"`.
+    pub proxy_socket: Option<PathBuf>,
+    /// The thread their supervisors, pipes and connections run on.
+    pub thread: CallThread,
+}
 
 /// What a server is started from.
 #[derive(Clone)]
 pub struct UpstreamSpec {
     /// Its definition.
     pub server: McpServerDefinition,
-    /// The agent it is started for.
-    pub agent: Slug,
-    /// The session's workspace, on the host.
-    pub workspace: PathBuf,
-    /// The sandbox driver of stdio servers.
-    pub sandbox: Arc<dyn SandboxDriver>,
-    /// The driver of stdio servers with `isolation: "host"`.
-    pub host: Arc<dyn SandboxDriver>,
-    /// What the operator trusts servers with: host tools, host network, paths, environment variables.
-    pub trust: Arc<Trust>,
-    /// Resource limits of a stdio server's sandbox.
-    pub limits: ResourceLimits,
-    /// Where `${env:NAME}` is read from.
-    pub env: Arc<dyn Environment>,
-    /// Where debugger events go.
-    pub debug: Arc<dyn DebugSink>,
-    /// The proxy's socket on the host, for `network: "proxy"`.
-    pub proxy_socket: Option<PathBuf>,
-    /// The thread its supervisor, its pipes and its connections run on.
-    pub thread: CallThread,
+    /// What it is started with.
+    pub setup: ServerSetup,
 }
 
 /// A tool server of one agent context. Dropping it stops the server; [`Upstream::stop`] also waits.
@@ -116,21 +121,21 @@ impl Upstream {
 
     fn start_with(
         spec: UpstreamSpec,
-        tools: Arc<[UpstreamTool]>,
+        tools: Arc<[Arc<ToolInfo>]>,
         start_gate: Option<oneshot::Receiver<()>>,
     ) -> Arc<Self> {
         let state = Arc::new(UpstreamState::new(
             spec.server.id.clone(),
             spec.server.transport.as_str(),
-            spec.agent.clone(),
-            spec.debug.clone(),
+            spec.setup.agent.clone(),
+            spec.setup.debug.clone(),
             tools,
         ));
         let timeouts = spec.server.timeouts;
         let (commands, receiver) = mpsc::channel(8);
         let abandoned = CancellationToken::new();
         let abandon_guard = abandoned.clone().drop_guard();
-        let thread = spec.thread.clone();
+        let thread = spec.setup.thread.clone();
         let supervisor = UpstreamSupervisor {
             spec,
             state: state.clone(),
@@ -158,7 +163,7 @@ impl Upstream {
     }
 
     /// The tools it has, or had before it went down.
-    pub fn tools(&self) -> Arc<[UpstreamTool]> {
+    pub fn tools(&self) -> Arc<[Arc<ToolInfo>]> {
         self.state.tools()
     }
 

@@ -9,7 +9,7 @@ use oubliette_sandbox::{SandboxExit, SandboxHandle};
 use tokio::time::timeout;
 
 use super::{
-    UpstreamSpec, UpstreamTool,
+    UpstreamSpec,
     fault::UpstreamFault,
     handshake::{self, ClientTransport, McpLifecycle, RunningMcpClient},
     http::HttpEndpoint,
@@ -19,7 +19,7 @@ use super::{
     traffic::{ConnectionEnd, TrafficFilter},
     ws,
 };
-use crate::Secrets;
+use crate::{Secrets, registry::ToolInfo};
 
 /// What one connection owns beneath the MCP client: transport, process, traffic filter, secrets.
 pub(super) struct ConnectionResources {
@@ -34,7 +34,7 @@ pub(super) struct ReadyServer {
     pub(super) resources: ConnectionResources,
     pub(super) client: RunningMcpClient,
     pub(super) lifecycle: McpLifecycle,
-    pub(super) tools: Vec<UpstreamTool>,
+    pub(super) tools: Vec<Arc<ToolInfo>>,
 }
 
 /// Starts or connects to the server, makes the handshake (`known` lifecycle first) and lists its tools, all
@@ -96,7 +96,7 @@ impl ConnectionResources {
         spec: &UpstreamSpec,
         known: McpLifecycle,
         step: &mut StartupStep,
-    ) -> Result<(RunningMcpClient, McpLifecycle, Vec<UpstreamTool>), UpstreamFault> {
+    ) -> Result<(RunningMcpClient, McpLifecycle, Vec<Arc<ToolInfo>>), UpstreamFault> {
         let traffic = self.traffic.clone();
         let transport = match &spec.server.transport {
             Transport::Stdio(stdio) => {
@@ -151,8 +151,9 @@ impl ConnectionResources {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             let value = spec
+                .setup
                 .trust
-                .expand(value, &*spec.env, &self.secrets)
+                .expand(value, &*spec.setup.env, &self.secrets)
                 .map_err(UpstreamFault::refused)?;
             let wrong = |what: &str| {
                 UpstreamFault::refused(Error::invalid(format!("the header {name:?} has a wrong {what}")))

@@ -13,8 +13,8 @@ use oubliette_protocol::{
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
-use super::{UpstreamTool, connection::UpstreamConnection, fault::UpstreamFault};
-use crate::DebugSink;
+use super::{connection::UpstreamConnection, fault::UpstreamFault};
+use crate::{DebugSink, registry::ToolInfo};
 
 /// Phase of a server, which decides what a call does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(super) struct UpstreamState {
     debug: Arc<dyn DebugSink>,
     snapshot: watch::Sender<UpstreamSnapshot>,
     changes: watch::Sender<u64>,
-    tools: RwLock<Arc<[UpstreamTool]>>,
+    tools: RwLock<Arc<[Arc<ToolInfo>]>>,
     connection: ArcSwapOption<UpstreamConnection>,
 }
 
@@ -63,7 +63,7 @@ impl UpstreamState {
         transport: &'static str,
         agent: Slug,
         debug: Arc<dyn DebugSink>,
-        tools: Arc<[UpstreamTool]>,
+        tools: Arc<[Arc<ToolInfo>]>,
     ) -> Self {
         let snapshot = UpstreamSnapshot {
             phase: UpstreamPhase::Starting,
@@ -97,7 +97,7 @@ impl UpstreamState {
     }
 
     /// The tools it listed last.
-    pub(super) fn tools(&self) -> Arc<[UpstreamTool]> {
+    pub(super) fn tools(&self) -> Arc<[Arc<ToolInfo>]> {
         self.tools.read().clone()
     }
 
@@ -137,7 +137,7 @@ impl UpstreamState {
     pub(super) fn set_ready(
         &self,
         connection: Arc<UpstreamConnection>,
-        tools: Vec<UpstreamTool>,
+        tools: Vec<Arc<ToolInfo>>,
         took_ms: u64,
     ) {
         self.record(DebugBody::ToolServerReady {
@@ -153,7 +153,7 @@ impl UpstreamState {
     }
 
     /// Publishes the tools of a new `tools/list`, if they differ.
-    pub(super) fn set_tools(&self, tools: Vec<UpstreamTool>) {
+    pub(super) fn set_tools(&self, tools: Vec<Arc<ToolInfo>>) {
         if self.tools.read()[..] != tools[..] {
             *self.tools.write() = tools.into();
             self.changes.send_modify(|version| *version += 1);

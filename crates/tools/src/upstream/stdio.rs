@@ -38,8 +38,8 @@ pub(super) async fn spawn(
 ) -> Result<(UpstreamWire, ServerProcess), UpstreamFault> {
     let process_spec = sandbox_spec(spec, stdio, secrets).map_err(UpstreamFault::refused)?;
     let sandbox = match stdio.isolation {
-        ServerIsolation::Sandbox => &spec.sandbox,
-        ServerIsolation::Host => &spec.host,
+        ServerIsolation::Sandbox => &spec.setup.sandbox,
+        ServerIsolation::Host => &spec.setup.host,
     };
     let running = sandbox.spawn(process_spec).await.map_err(|error| UpstreamFault {
         remedy: match error {
@@ -65,18 +65,18 @@ pub(super) async fn spawn(
 /// The sandbox of the server: the workspace, the environment of its definition, and what the host's trust
 /// settings allow. It has no relay socket, no project environment and no key.
 fn sandbox_spec(spec: &UpstreamSpec, stdio: &StdioTransport, secrets: &Secrets) -> Result<SandboxSpec> {
-    let trust = &spec.trust;
+    let trust = &spec.setup.trust;
     if stdio.isolation == ServerIsolation::Host {
         trust.check_host_tool(&spec.server.id)?;
     }
     trust.check_network(stdio.network)?;
-    let expand = |text: &String| trust.expand(text, &*spec.env, secrets);
+    let expand = |text: &String| trust.expand(text, &*spec.setup.env, secrets);
 
     let mut argv = vec![stdio.command.clone()];
     argv.extend(stdio.args.iter().map(expand).collect::<Result<Vec<_>>>()?);
     let mut process_spec = SandboxSpec::new(spec.server.id.as_str(), argv);
-    process_spec.workspace = Some(spec.workspace.clone());
-    process_spec.limits = spec.limits.clone();
+    process_spec.workspace = Some(spec.setup.workspace.clone());
+    process_spec.limits = spec.setup.limits.clone();
     process_spec.mounts = trust
         .check_read_only_all(&stdio.read_only)?
         .into_iter()
@@ -86,7 +86,7 @@ fn sandbox_spec(spec: &UpstreamSpec, stdio: &StdioTransport, secrets: &Secrets) 
         agent::NetworkAccess::None => process_spec.network = SandboxNetwork::None,
         agent::NetworkAccess::Host => process_spec.network = SandboxNetwork::Host,
         agent::NetworkAccess::Proxy => {
-            let socket = spec.proxy_socket.as_ref().ok_or_else(|| {
+            let socket = spec.setup.proxy_socket.as_ref().ok_or_else(|| {
                 Error::unavailable("it asks for network \"proxy\", and this session has no proxy")
             })?;
             process_spec.sockets.push(SocketMount::new(socket, PROXY_SOCKET));
@@ -121,7 +121,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{DebugSink, Trust};
+    use crate::{DebugSink, ServerSetup, Trust};
 
     struct NullDebugSink;
 
@@ -144,20 +144,22 @@ mod tests {
         let host = Arc::new(HostDriver::new("/nowhere"));
         let spec = UpstreamSpec {
             server,
-            agent: "tester".parse().unwrap(),
-            workspace: "/srv/w".into(),
-            sandbox: host.clone(),
-            host,
-            trust: Arc::new(Trust {
-                read_only: vec!["/usr".into()],
-                env: vec!["KEY".into()],
-                ..Trust::default()
-            }),
-            limits: Default::default(),
-            env: Arc::new(HashMap::from([("KEY".to_owned(), "k-123456".to_owned())])),
-            debug: Arc::new(NullDebugSink),
-            proxy_socket: Some("/srv/proxy.sock".into()),
-            thread: crate::CallThread::current_runtime(),
+            setup: ServerSetup {
+                agent: "tester".parse().unwrap(),
+                workspace: "/srv/w".into(),
+                sandbox: host.clone(),
+                host,
+                trust: Arc::new(Trust {
+                    read_only: vec!["/usr".into()],
+                    env: vec!["KEY".into()],
+                    ..Trust::default()
+                }),
+                limits: Default::default(),
+                env: Arc::new(HashMap::from([("KEY".to_owned(), "k-123456".to_owned())])),
+                debug: Arc::new(NullDebugSink),
+                proxy_socket: Some("/srv/proxy.sock".into()),
+                thread: crate::CallThread::current_runtime(),
+            },
         };
         let secrets = Secrets::new();
         sandbox_spec(&spec, &stdio, &secrets).map(|process_spec| (process_spec, secrets))

@@ -14,7 +14,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use oubliette_protocol::CatalogId;
+use oubliette_protocol::{
+    CatalogId,
+    relay::{ProgressCallback, ProgressReport},
+};
 use parking_lot::Mutex;
 use rmcp::model::{
     ClientJsonRpcMessage, ClientNotification, GetExtensions, GetMeta, NumberOrString, ServerJsonRpcMessage,
@@ -29,7 +32,7 @@ use super::{
     unsolicited::UnsolicitedCounter,
     wire::SendFailure,
 };
-use crate::{CallProgress, Secrets, call::ProgressSink};
+use crate::Secrets;
 
 /// How the stream of a server's messages ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +49,7 @@ pub(super) struct RequestAttachment {
     /// Receives the result.
     pub(super) result_slot: ResultSlot,
     /// Receives progress notifications.
-    pub(super) progress: Option<ProgressSink>,
+    pub(super) progress: Option<ProgressCallback>,
     /// Whether the library's HTTP transport gets the result too. It needs tool lists: their schemas may name
     /// arguments that go into HTTP headers.
     pub(super) http_visibility: HttpResultVisibility,
@@ -84,7 +87,7 @@ pub(super) struct TrafficFilter {
     secrets: Arc<Secrets>,
     pending: Mutex<HashMap<i64, PendingRequest>>,
     next_call_id: AtomicI64,
-    progress: Mutex<HashMap<i64, ProgressSink>>,
+    progress: Mutex<HashMap<i64, ProgressCallback>>,
     unsolicited: Mutex<UnsolicitedCounter>,
     /// Notified when the server reports that its tools have changed.
     pub(super) list_changed: Notify,
@@ -177,7 +180,7 @@ impl TrafficFilter {
     /// Registers a direct call; returns its request id and the receiver of its outcome.
     pub(super) fn register_call(
         &self,
-        progress: Option<ProgressSink>,
+        progress: Option<ProgressCallback>,
     ) -> (i64, oneshot::Receiver<CallReply>) {
         let id = self.next_call_id.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = oneshot::channel();
@@ -331,7 +334,7 @@ impl TrafficFilter {
                             NumberOrString::String(_) => None,
                         };
                         if let Some(sink) = sink {
-                            sink(CallProgress {
+                            sink(ProgressReport {
                                 progress: progress.progress,
                                 total: progress.total,
                                 message: progress.message.clone(),

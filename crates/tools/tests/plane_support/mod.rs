@@ -26,7 +26,7 @@ use oubliette_sandbox::{
 };
 use oubliette_tools::{
     AgentContext, CallContext, CallOrigin, CallThread, CallerTools, ContextSpec, DebugSink, OwnTools, Permit,
-    RequestedTool, ToolPlane, ToolPlaneParts, Trust,
+    RequestedTool, ServerSetup, ToolPlane, ToolPlaneParts, Trust,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -311,22 +311,24 @@ impl PlaneFixture {
         let (definition, catalog, known) = definitions(&agent, catalog);
         let spec = ContextSpec {
             session_id: self.session.clone(),
-            agent: "writer".parse().unwrap(),
             definition,
             catalog,
             catalog_ids: known,
-            workspace: self.workspace(),
-            sandbox: self.sandbox.clone(),
-            host: Arc::new(HostDriver::new(program())),
-            trust: self.trust.clone().into(),
-            limits: ResourceLimits {
-                workspace_mb: Some(32),
-                ..ResourceLimits::default()
+            setup: ServerSetup {
+                agent: "writer".parse().unwrap(),
+                workspace: self.workspace(),
+                sandbox: self.sandbox.clone(),
+                host: Arc::new(HostDriver::new(program())),
+                trust: self.trust.clone().into(),
+                limits: ResourceLimits {
+                    workspace_mb: Some(32),
+                    ..ResourceLimits::default()
+                },
+                env: Arc::new(self.env.clone()),
+                debug: self.recorder.clone(),
+                proxy_socket: None,
+                thread: self.plane.thread().clone(),
             },
-            env: Arc::new(self.env.clone()),
-            debug: self.recorder.clone(),
-            proxy_socket: None,
-            thread: self.plane.thread().clone(),
         };
         within_timeout("the build", AgentContext::build(spec)).await
     }
@@ -429,6 +431,16 @@ pub fn from_agent() -> CallOrigin {
     CallOrigin::Inside {
         api_key: Some("good".into()),
     }
+}
+
+/// Whether a process runs. A zombie that is not reaped yet does not run any more.
+pub fn alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// A catalog entry with the built-in `fs_read`.
+pub fn reader(id: &str) -> Value {
+    json!({"id":id,"kind":"builtin","builtinPolicy":{"name":"fs_read","allowedPaths":["."]}})
 }
 
 /// A stdio definition of the test server, merged with `more`.

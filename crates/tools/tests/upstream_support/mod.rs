@@ -15,15 +15,10 @@ use std::{
 };
 
 use futures::{SinkExt, StreamExt};
-use oubliette_protocol::{
-    JsonObject, Slug,
-    catalog::{McpServerDefinition, ToolDefinition},
-    debug::DebugBody,
-    tool::HealthStatus,
-};
+use oubliette_protocol::{JsonObject, Slug, catalog::ToolDefinition, debug::DebugBody, tool::HealthStatus};
 use oubliette_sandbox::{HostDriver, SandboxDriver};
 use oubliette_tools::{
-    CallContext, CallThread, DebugSink, Trust,
+    CallContext, CallThread, DebugSink, ServerSetup, Trust,
     upstream::{Upstream, UpstreamSpec},
 };
 use parking_lot::Mutex;
@@ -126,20 +121,22 @@ impl UpstreamFixture {
         let workspace = tempfile::tempdir().unwrap();
         let host: Arc<dyn SandboxDriver> = Arc::new(HostDriver::new(tool_server_path()));
         let spec = UpstreamSpec {
-            trust: Arc::new(Trust {
-                host_tools: vec![server.id.clone()],
-                ..Trust::default()
-            }),
+            setup: ServerSetup {
+                trust: Arc::new(Trust {
+                    host_tools: vec![server.id.clone()],
+                    ..Trust::default()
+                }),
+                agent: "tester".parse().unwrap(),
+                workspace: workspace.path().to_path_buf(),
+                sandbox: host.clone(),
+                host,
+                limits: Default::default(),
+                env: Arc::new(HashMap::<String, String>::new()),
+                debug: recorder.clone(),
+                proxy_socket: None,
+                thread: CallThread::current_runtime(),
+            },
             server,
-            agent: "tester".parse().unwrap(),
-            workspace: workspace.path().to_path_buf(),
-            sandbox: host.clone(),
-            host,
-            limits: Default::default(),
-            env: Arc::new(HashMap::<String, String>::new()),
-            debug: recorder.clone(),
-            proxy_socket: None,
-            thread: CallThread::current_runtime(),
         };
         Self {
             recorder,
@@ -218,14 +215,6 @@ pub async fn call_text(upstream: &Upstream, tool: &str, arguments: Value) -> Str
     called
         .unwrap_or_else(|error| panic!("{tool}: {error}"))
         .joined_text()
-}
-
-/// A server definition for tests that build their own spec.
-pub fn server(definition: Value) -> McpServerDefinition {
-    match ToolDefinition::from_value(definition).unwrap() {
-        ToolDefinition::Mcp(server) => server,
-        ToolDefinition::Builtin(_) => panic!("no server"),
-    }
 }
 
 /// [`ToolServer`] over TCP; cancelling `stop` closes the listener and its connections.
