@@ -244,11 +244,12 @@ impl Sessions {
         let row = self.visible_row(principal, id).await?;
         if row.status != SessionStatus::Ended {
             match self.load(id).await {
-                Ok(live) => match live.send_command(TaskCommand::End).await {
-                    Ok(ended) => ended?,
-                    // Somebody else has ended it meanwhile, which is as good.
-                    Err(_) => {}
-                },
+                Ok(live) => {
+                    // A command that cannot be sent: another request has ended the session meanwhile.
+                    if let Ok(ended) = live.send_command(TaskCommand::End).await {
+                        ended?;
+                    }
+                }
                 Err(error) if error.code == ErrorCode::Conflict => {}
                 Err(error) => return Err(error),
             }

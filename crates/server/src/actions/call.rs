@@ -135,7 +135,7 @@ impl<'a> ActionCall<'a> {
     }
 
     /// Sets what the action created, for the audit entry; the first one set stays.
-    pub fn note_target(&self, target: &str) {
+    pub(crate) fn note_target(&self, target: &str) {
         let _ = self.target.set(target.to_owned());
     }
 

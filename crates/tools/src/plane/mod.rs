@@ -36,7 +36,7 @@ pub use self::readiness::{ContextBuilding, ToolCallError};
 use self::{
     gate::{AdmittedCall, CallTarget, CatalogTarget},
     in_flight::InFlightCalls,
-    record::{CallOutcome, CallRecord},
+    record::{CallOutcome, CallRecord, RecordedCall},
 };
 
 /// What a [`ToolPlane`] is built from.
@@ -248,16 +248,8 @@ impl ToolPlane {
         };
         let in_flight_call = self.in_flight_calls.register(&ctx.cancel);
         let ctx = ctx.with_cancel(in_flight_call.token());
-        let record = CallRecord::begin(
-            self,
-            context,
-            &requested,
-            &admitted,
-            arguments,
-            ctx.turn,
-            started,
-            in_flight_call,
-        );
+        let call = RecordedCall::new(&requested, &admitted, ctx.turn, started);
+        let record = CallRecord::begin(self, context, call, arguments, in_flight_call);
         let result = {
             let calling = std::pin::pin!(self.dispatch(context, admitted, record.arguments(), &origin, &ctx));
             record.in_flight_call().run(calling).await

@@ -31,13 +31,31 @@ pub(super) struct CallRecord<'a> {
 }
 
 /// The fields of the event that are known when the call begins.
-struct RecordedCall {
+pub(super) struct RecordedCall {
     tool: String,
     canonical: String,
     source: ToolSource,
     server: Option<String>,
     turn: Option<u64>,
     started: Timestamp,
+}
+
+impl RecordedCall {
+    pub(super) fn new(
+        requested: &RequestedTool,
+        admitted: &AdmittedCall,
+        turn: Option<u64>,
+        started: Timestamp,
+    ) -> Self {
+        Self {
+            tool: truncate_name(requested.name()),
+            canonical: admitted.permit.canonical().to_owned(),
+            source: admitted.permit.source(),
+            server: admitted.server.clone(),
+            turn,
+            started,
+        }
+    }
 }
 
 /// How a call ended.
@@ -50,26 +68,15 @@ impl<'a> CallRecord<'a> {
     pub(super) fn begin(
         plane: &'a ToolPlane,
         context: &'a AgentContext,
-        requested: &RequestedTool,
-        admitted: &AdmittedCall,
+        call: RecordedCall,
         arguments: JsonObject,
-        turn: Option<u64>,
-        started: Timestamp,
         in_flight_call: InFlightCall<'a>,
     ) -> Self {
-        let call = RecordedCall {
-            tool: truncate_name(requested.name()),
-            canonical: admitted.permit.canonical().to_owned(),
-            source: admitted.permit.source(),
-            server: admitted.server.clone(),
-            turn,
-            started,
-        };
         Self {
             plane,
             context,
             started: Instant::now(),
-            source: admitted.permit.source(),
+            source: call.source,
             arguments,
             call: Some(call),
             in_flight_call,
