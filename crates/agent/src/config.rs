@@ -71,7 +71,7 @@ pub(crate) struct ModelConfig {
 }
 
 impl AgentProcessConfig {
-    /// Reads [`VARIABLE`].
+    /// Reads [`CONFIG_VARIABLE`].
     pub(crate) fn from_env() -> Result<Self, String> {
         let text = std::env::var(CONFIG_VARIABLE).map_err(|_| {
             format!("{CONFIG_VARIABLE} is not set; it holds the agent's prompt and model as JSON")

@@ -11,7 +11,7 @@ use crate::{CallerId, Error, ErrorCode, caller::DeclaredTool};
 pub const SOCKET_PATH: &str = "/mcp/relay.sock";
 /// Path, in the sandbox, of the socket over which a client hands its stdin and stdout to the server.
 pub const HANDOFF_SOCKET_PATH: &str = "/mcp/stdio.sock";
-/// File name of [`STDIO_SOCKET_PATH`].
+/// File name of [`HANDOFF_SOCKET_PATH`].
 pub const HANDOFF_SOCKET_NAME: &str = "stdio.sock";
 /// Environment variable with the path of the relay socket.
 pub const SOCKET_ENV: &str = "OUBLIETTE_SOCKET";
