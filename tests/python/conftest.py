@@ -10,6 +10,14 @@ import pytest
 import harness
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the attacks and the fault rounds, which are runs of their own."""
+    for item in items:
+        if item.path.name == "test_faults.py" or item.path.name.startswith("test_security_"):
+            item.add_marker(pytest.mark.hardening)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def programs():
     """Builds the programs, unless `OUBLIETTE_BIN_DIR` names built ones."""

@@ -5,7 +5,7 @@ use std::{os::unix::process::CommandExt, path::Path, process::Command};
 use anyhow::{Context, Result};
 
 use crate::{
-    process::{find_on_path, run},
+    process::{find_on_path, run, run_with},
     setup,
 };
 
@@ -77,4 +77,20 @@ pub(crate) fn run_bench(root: &Path, args: &[String]) -> Result<()> {
     let base = ["run", "--release", "--quiet", "-p", "oubliette-bench", "--"];
     let all: Vec<&str> = base.into_iter().chain(args.iter().map(String::as_str)).collect();
     run(root, "cargo", &all)
+}
+
+/// Builds the release programs and runs the fault rounds against them.
+pub(crate) fn run_soak(root: &Path, args: &[String]) -> Result<()> {
+    setup::install_system_packages(&[("bwrap", "bubblewrap")])?;
+    let python = setup::install_python_packages(root)?;
+    build_release(root)?;
+    let programs = root.join("target/release");
+    let script = ["soak.py".to_owned()];
+    let all: Vec<&String> = script.iter().chain(args).collect();
+    run_with(
+        &root.join("tests/python"),
+        &python.to_string_lossy(),
+        &all,
+        &[("OUBLIETTE_BIN_DIR", programs.as_os_str())],
+    )
 }

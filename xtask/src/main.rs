@@ -1,4 +1,4 @@
-//! `cargo xtask up | build | setup | test | bench`: the commands of README, each with its own set-up.
+//! `cargo xtask up | build | setup | test | soak | bench`: the commands of README, each with its own set-up.
 //!
 //! - [`process`]: running programs, and recording how each step ended.
 //! - [`setup`]: installing what the tests need on a fresh machine.
@@ -39,6 +39,12 @@ enum XtaskCommand {
         #[arg(long)]
         only: Option<String>,
     },
+    /// Kill the release server at random moments under load and check that nothing acknowledged is lost.
+    Soak {
+        /// Passed on to tests/python/soak.py, for example `--rounds 1000 --seed 7`; `--help` lists the options.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Measure against the floor and against peers.
     Bench {
         /// Passed on to the bench program; `--help` lists the suites.
@@ -55,6 +61,7 @@ fn main() -> ExitCode {
         XtaskCommand::Build => build::build_release(&root),
         XtaskCommand::Setup => setup::install_all(&root),
         XtaskCommand::Test { only } => test_steps::run_steps(&root, only.as_deref()),
+        XtaskCommand::Soak { args } => build::run_soak(&root, &args),
         XtaskCommand::Bench { args } => build::run_bench(&root, &args),
     };
     match done {
