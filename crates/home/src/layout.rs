@@ -8,7 +8,7 @@ use std::{
 
 use oubliette_protocol::{Error, ProjectId, Result, SessionId, WorkspaceId};
 
-use crate::safe_fs;
+use crate::{LibraryDir, safe_fs};
 
 /// Maximum length of a Unix socket's path in bytes (`sun_path` without its NUL).
 const MAX_SOCKET_PATH: usize = 107;
@@ -21,6 +21,8 @@ pub struct HomeDir {
     root: PathBuf,
     /// Directory of sockets: `root/run`, or a private directory elsewhere when that path is too long for them.
     sockets: PathBuf,
+    /// Directory of projects, if it is not in the home.
+    projects: Option<PathBuf>,
 }
 
 impl HomeDir {
@@ -54,7 +56,11 @@ impl HomeDir {
             .map_err(|e| Error::invalid(format!("{} cannot be a home: {e}", root.display())))?;
         let own = root.join("run");
         if sockets_fit(&own) {
-            return Ok(Self { root, sockets: own });
+            return Ok(Self {
+                root,
+                sockets: own,
+                projects: None,
+            });
         }
         // Named after a hash of the home's path, so that every process of this home uses the same directory
         // and no other home does.
@@ -66,7 +72,18 @@ impl HomeDir {
         let sockets = elsewhere
             .filter(|dir| sockets_fit(dir))
             .unwrap_or_else(|| PathBuf::from(format!("/tmp/{name}-{}", rustix::process::geteuid().as_raw())));
-        Ok(Self { root, sockets })
+        Ok(Self {
+            root,
+            sockets,
+            projects: None,
+        })
+    }
+
+    /// The same home with the directory of projects, which has their workspaces, elsewhere: `[workspaces] dir`.
+    #[must_use]
+    pub fn with_projects_dir(mut self, dir: Option<PathBuf>) -> Self {
+        self.projects = dir;
+        self
     }
 
     /// Creates missing directories with mode 0700, and checks that the socket directories belong to this user.
@@ -116,9 +133,27 @@ impl HomeDir {
         self.root.join("tools")
     }
 
+    /// The copy of the definitions that a database holds, `library/{agents,tools}`. Only the server writes there.
+    pub fn library_copy(&self) -> LibraryDir {
+        LibraryDir::at(self.root.join("library"))
+    }
+
+    /// Directory of installed programs, `<program_id>/`.
+    pub fn programs_dir(&self) -> PathBuf {
+        self.root.join("programs")
+    }
+
+    /// Directory of the caches of a project's tool servers, `<catalog id>/`.
+    pub fn caches_dir(&self, project: &ProjectId) -> PathBuf {
+        self.project_dir(project).join("caches")
+    }
+
     /// Directory of all projects.
     pub fn projects_dir(&self) -> PathBuf {
-        self.root.join("projects")
+        match &self.projects {
+            Some(dir) => dir.clone(),
+            None => self.root.join("projects"),
+        }
     }
 
     /// Directory of one project.
@@ -131,6 +166,12 @@ impl HomeDir {
         self.project_dir(project)
             .join("workspaces")
             .join(workspace.as_str())
+    }
+
+    /// Directory in which files are put together before they are moved into one of the project's workspaces. On the
+    /// same file system as they are, and out of an agent's reach.
+    pub fn uploads_dir(&self, project: &ProjectId) -> PathBuf {
+        self.project_dir(project).join("uploads")
     }
 
     /// Directory of all sessions.
@@ -156,6 +197,12 @@ impl HomeDir {
     /// The socket on which the running server takes commands.
     pub fn control_socket(&self) -> PathBuf {
         self.sockets.join("control.sock")
+    }
+
+    /// The secret that a client of the control socket has to send, made anew at every start. Always in the home itself,
+    /// which no sandbox can read, also when the sockets are elsewhere.
+    pub fn control_secret_path(&self) -> PathBuf {
+        self.run_dir().join("control.secret")
     }
 
     /// Directory of one session's sockets; `<dir>/relay.sock` is short enough for a socket path.

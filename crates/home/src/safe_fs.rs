@@ -116,9 +116,10 @@ pub(crate) fn read_beneath(root: &Path, path: &Path, most: usize) -> Result<Stri
 }
 
 /// An error for a failed file operation (`what` is its verb), with what to do about it.
-pub(crate) fn io_error(what: &str, path: &Path, error: io::Error) -> Error {
+pub fn io_error(what: &str, path: &Path, error: io::Error) -> Error {
     let remedy = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some disk space and try again",
+        io::ErrorKind::StorageFull => return no_space_error(what, path, "the disk is full", error),
+        io::ErrorKind::QuotaExceeded => return no_space_error(what, path, "the disk quota is full", error),
         io::ErrorKind::PermissionDenied => "give the user the server runs as the right to it",
         io::ErrorKind::ReadOnlyFilesystem => "make the file system writable or choose another home",
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
@@ -127,6 +128,14 @@ pub(crate) fn io_error(what: &str, path: &Path, error: io::Error) -> Error {
         _ => "look at the path and try again",
     };
     let message = format!("cannot {what} {}: {error}; {remedy}", path.display());
+    Error::unavailable(message).with_cause(error)
+}
+
+fn no_space_error(what: &str, path: &Path, why: &str, error: io::Error) -> Error {
+    let message = format!(
+        "cannot {what} {}: {why}; free some space and try again",
+        path.display()
+    );
     Error::unavailable(message).with_cause(error)
 }
 
@@ -161,6 +170,18 @@ mod tests {
         let error = write_atomic(&path, b"x", 0o600).unwrap_err();
         assert!(error.message.contains("sub"), "{error}");
         assert!(path.join("full").is_dir());
+    }
+
+    #[test]
+    fn a_full_disk_is_said_to_be_full_with_the_path_and_what_to_do() {
+        for (errno, why) in [
+            (rustix::io::Errno::NOSPC, "the disk is full"),
+            (rustix::io::Errno::DQUOT, "the disk quota is full"),
+        ] {
+            let error = io_error("write", Path::new("/h/x"), errno.into());
+            let said = format!("cannot write /h/x: {why}; free some space and try again");
+            assert_eq!(error.message, said);
+        }
     }
 
     #[test]

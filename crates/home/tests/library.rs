@@ -257,7 +257,7 @@ async fn edits_on_disk_are_followed_and_an_invalid_one_keeps_the_last_valid_defi
         })
         .await;
     assert_eq!(error(&fixture.library), None);
-    fs::remove_dir_all(fixture.path("agents/a")).unwrap();
+    oubliette_os::remove_tree_blocking(&fixture.path("agents/a")).unwrap();
     fixture
         .until("a removed folder is gone", |l| l.agents().is_empty())
         .await;
@@ -306,7 +306,7 @@ async fn an_agent_becomes_usable_with_its_tool_and_has_an_error_without_it() {
             l.agent(&slug("a")).is_ok_and(|e| e.error.is_none())
         })
         .await;
-    fs::remove_dir_all(fixture.path("tools/files")).unwrap();
+    oubliette_os::remove_tree_blocking(&fixture.path("tools/files")).unwrap();
     fixture
         .until("the agent minds", |l| {
             l.agent(&slug("a")).is_ok_and(|e| e.error.is_some())

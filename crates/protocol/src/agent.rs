@@ -7,7 +7,14 @@ use serde::{
     de::{MapAccess, Visitor},
 };
 
-use crate::{CatalogId, Slug, id::quoted, strict::FieldError};
+use crate::{
+    CatalogId, Slug,
+    egress::{self, HostPattern},
+    id::quoted,
+    program::ProgramSpec,
+    rule_entry::{RuleEntry, compile_conditions},
+    strict::FieldError,
+};
 
 /// Maximum size of an `agent.json` or `tool.json`, in bytes.
 pub const MAX_DEFINITION_BYTES: usize = 1024 * 1024;
@@ -16,20 +23,27 @@ pub const MAX_DEFINITION_BYTES: usize = 1024 * 1024;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentDefinition {
+    /// Address of this file's JSON Schema, for editors; not read.
+    #[serde(rename = "$schema", default, skip_serializing_if = "Option::is_none")]
+    pub schema: Option<String>,
     /// Display name, 1 to 200 bytes.
+    #[schemars(length(min = 1, max = 200))]
     pub name: String,
     /// What the agent is for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
     /// System prompt, 1 byte to 256 KiB.
+    #[schemars(length(min = 1, max = 262_144))]
     pub prompt: String,
     /// Model: `<provider>/<model>`, or `script:<file>` for a script file beside agent.json. At most 300 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 300))]
     pub model: Option<String>,
     /// Program that runs the agent. Default: the built-in one.
     #[serde(default)]
     pub runtime: AgentRuntime,
-    /// How the agent's own permission requests (ACP) are answered. Default: allow.
+    /// How the agent's own permission requests (ACP) are answered. Those about tools that Oubliette governs are always
+    /// granted: each call is checked by itself. Default: allow.
     #[serde(default)]
     pub permissions: PermissionPolicy,
     /// Slugs of the agents that child sessions of this agent may run, besides itself.
@@ -49,21 +63,65 @@ pub struct AgentDefinition {
 /// Program that runs an agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+#[allow(clippy::large_enum_variant, reason = "definitions are few and shared")]
 pub enum AgentRuntime {
-    /// The built-in agent, `oubliette-agent`. With braces, because serde accepts unknown fields beside the tag of a
-    /// unit variant in spite of `deny_unknown_fields`.
+    /// The built-in agent, `oubliette-agent`.
+    // With braces, because serde accepts unknown fields beside the tag of a unit variant in spite of `deny_unknown_fields`.
     Builtin {},
     /// Any program that speaks ACP on stdio.
     Acp {
-        /// Program and its arguments.
+        /// Program of the host and its arguments. Either this or `program`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
         command: Vec<String>,
+        /// Pinned package to install and run. Either this or `command`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        program: Option<ProgramSpec>,
+        /// Further arguments. Default: none.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        args: Vec<String>,
         /// Environment variables, in addition to the agent's `env`.
         #[serde(default)]
         env: IndexMap<String, String>,
         /// Absolute host paths that are visible inside, read-only; only those that `[trust] read_only` covers.
-        #[serde(default)]
+        #[serde(default, alias = "readOnly")]
         read_only: Vec<String>,
+        /// How the agent is given its tools. Default: stdio.
+        #[serde(
+            default,
+            alias = "mcpTransport",
+            skip_serializing_if = "McpTransport::is_default"
+        )]
+        mcp_transport: McpTransport,
     },
+}
+
+/// How an ACP agent is given its tools: as which kind of MCP server `oubliette-client` is named to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum McpTransport {
+    /// A command that the agent starts.
+    #[default]
+    Stdio,
+    /// A server at `http://127.0.0.1:19997/mcp` in the sandbox, with a bearer token; for agents that take MCP servers only
+    /// over HTTP.
+    Http,
+}
+
+impl McpTransport {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl AgentRuntime {
+    /// The package that the agent is run from, if it is one.
+    pub fn program(&self) -> Option<&ProgramSpec> {
+        match self {
+            Self::Acp { program, .. } => program.as_ref(),
+            Self::Builtin {} => None,
+        }
+    }
 }
 
 impl Default for AgentRuntime {
@@ -76,11 +134,13 @@ impl Default for AgentRuntime {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PermissionPolicy {
-    /// All are granted; the sandbox is what limits the agent.
+    /// All others are granted too; the sandbox is what limits the agent.
     #[default]
     Allow,
-    /// All are refused.
+    /// All others are refused.
     Deny,
+    /// A person is asked about each of the others: it becomes an approval.
+    Ask,
 }
 
 /// Sandbox settings of an agent.
@@ -90,6 +150,40 @@ pub struct AgentSandboxSettings {
     /// Network access. Default: none.
     #[serde(default)]
     pub network: NetworkAccess,
+    /// With `network: "proxy"`, the only hosts the agent reaches: `host`, `*.domain`, each with an optional `:port`; at most
+    /// 256. `[]`: none. Missing: every public host. It opens nothing that `[egress] allow` keeps closed.
+    #[serde(
+        default,
+        deserialize_with = "egress::some_list",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub egress: Option<Vec<HostPattern>>,
+    /// Names of `[upstreams.NAME]` sections in oubliette.toml: the services the agent reaches at
+    /// `http://127.0.0.1:19999/NAME/`, with a credential added outside; at most 64. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub upstreams: Vec<String>,
+    /// The container image of the agent, its tool servers and its commands, such as `debian:12` or `name@sha256:…`; at most
+    /// 300 bytes. Only with a sandbox driver that has images. Default: the project's, else the server's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+}
+
+/// Maximum length of an image's name.
+const MAX_IMAGE_BYTES: usize = 300;
+
+/// Checks that a text has the form of an image's name: registry, path, tag, digest. Whether there is such an image is the
+/// engine's to say.
+pub fn check_image(field: &str, image: &str) -> Result<(), FieldError> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-/:@".contains(&b);
+    let begins = image.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
+    let plain = begins && image.bytes().all(allowed) && !image.contains("..") && !image.contains("//");
+    match plain && image.len() <= MAX_IMAGE_BYTES {
+        true => Ok(()),
+        false => Err(FieldError::at(
+            field,
+            "is not an image such as \"debian:12\" or \"registry.example/team/image@sha256:…\"",
+        )),
+    }
 }
 
 /// Network access of a sandbox, ordered from least to most.
@@ -116,11 +210,17 @@ pub struct AgentToolSettings {
     #[serde(default, rename = "use")]
     pub uses: Vec<CatalogId>,
     /// Catalog tools it may call: canonical name, alias, `<id>_<tool>` or `@<id>/*`. `["*"]`, missing or empty: all.
+    /// An entry `{"tool", "when"}` holds for calls whose arguments are valid against the JSON Schema `when`.
     #[serde(default)]
-    pub allowed: Vec<String>,
-    /// Tools it may never call, of any source; wins over `allowed`.
+    pub allowed: Vec<RuleEntry>,
+    /// Tools it may never call, of any source: names, or patterns with `*`; wins over `ask` and `allowed`. An entry may
+    /// have a `when`.
     #[serde(default)]
-    pub denied: Vec<String>,
+    pub denied: Vec<RuleEntry>,
+    /// Tools whose calls wait for a person's approval, of any source, as far as they are allowed: names, or patterns
+    /// with `*`. An entry may have a `when`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ask: Vec<RuleEntry>,
     /// Other names for catalog tools: alias to `@<id>/<tool>`.
     #[serde(default, deserialize_with = "unique_keys")]
     pub aliases: IndexMap<String, String>,
@@ -181,12 +281,31 @@ impl AgentDefinition {
         }
         if let AgentRuntime::Acp {
             command,
+            program,
+            args,
             env,
             read_only,
+            mcp_transport: _,
         } = &self.runtime
         {
-            if command.first().is_none_or(|program| program.is_empty()) {
-                return Err(FieldError::at("runtime.command", "must name a program"));
+            match program {
+                Some(_) if !command.is_empty() => {
+                    return Err(FieldError::at(
+                        "runtime.command",
+                        "an agent has a command or a program; keep one of them",
+                    ));
+                }
+                Some(program) => program.check("runtime.program")?,
+                None if command.first().is_none_or(|program| program.is_empty()) => {
+                    return Err(FieldError::at(
+                        "runtime.command",
+                        "must name a program: give a `command`, or a package as `program`",
+                    ));
+                }
+                None => {}
+            }
+            if let Some(i) = args.iter().position(|arg| arg.contains('\0')) {
+                return Err(FieldError::at(format!("runtime.args[{i}]"), "must hold no NUL"));
             }
             check_env("runtime.env", env)?;
             for (i, path) in read_only.iter().enumerate() {
@@ -195,6 +314,12 @@ impl AgentDefinition {
             }
         }
         check_env("env", &self.env)?;
+        let sandbox = &self.sandbox;
+        egress::check_list("sandbox.egress", sandbox.egress.as_deref(), sandbox.network)?;
+        egress::check_upstreams("sandbox.upstreams", &sandbox.upstreams)?;
+        if let Some(image) = &sandbox.image {
+            check_image("sandbox.image", image)?;
+        }
         self.tools.check()
     }
 
@@ -205,12 +330,35 @@ impl AgentDefinition {
 }
 
 impl AgentToolSettings {
+    /// Compiles the conditions of its rules, where they are not compiled yet. [`AgentDefinition::check`] does it.
+    pub fn compile_conditions(&self) -> Result<(), FieldError> {
+        compile_conditions(self.rule_entries())
+    }
+
+    /// Every entry of its rules, with its field.
+    fn rule_entries(&self) -> impl Iterator<Item = (String, &RuleEntry)> {
+        [
+            ("allowed", &self.allowed),
+            ("denied", &self.denied),
+            ("ask", &self.ask),
+        ]
+        .into_iter()
+        .flat_map(|(list, entries)| {
+            let field = move |i: usize| format!("tools.{list}[{i}]");
+            entries
+                .iter()
+                .enumerate()
+                .map(move |(i, entry)| (field(i), entry))
+        })
+    }
+
     fn check(&self) -> Result<(), FieldError> {
         const MAX_ENTRIES: usize = 10_000;
         for (field, count) in [
             ("tools.use", self.uses.len()),
             ("tools.allowed", self.allowed.len()),
             ("tools.denied", self.denied.len()),
+            ("tools.ask", self.ask.len()),
             ("tools.aliases", self.aliases.len()),
         ] {
             if count > MAX_ENTRIES {
@@ -228,16 +376,12 @@ impl AgentToolSettings {
                 ));
             }
         }
-        for (list, names) in [("allowed", &self.allowed), ("denied", &self.denied)] {
-            for (i, name) in names.iter().enumerate() {
-                if name.is_empty() || name.len() > 200 {
-                    return Err(FieldError::at(
-                        format!("tools.{list}[{i}]"),
-                        "must be 1 to 200 bytes",
-                    ));
-                }
+        for (field, entry) in self.rule_entries() {
+            if entry.tool.is_empty() || entry.tool.len() > 200 {
+                return Err(FieldError::at(field, "must be 1 to 200 bytes"));
             }
         }
+        self.compile_conditions()?;
         for (alias, target) in &self.aliases {
             let shown: String = alias.chars().take(80).collect();
             let field = format!("tools.aliases.{shown}");
@@ -329,92 +473,4 @@ pub fn check_file_name(name: &str) -> Result<(), &'static str> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn parse(extra: &str) -> Result<AgentDefinition, FieldError> {
-        AgentDefinition::parse(&format!(r#"{{"name":"W","prompt":"p"{extra}}}"#))
-    }
-
-    #[test]
-    fn name_and_prompt_are_the_only_required_fields() {
-        let agent = parse("").unwrap();
-        assert_eq!(agent.runtime, AgentRuntime::Builtin {});
-        assert_eq!(agent.sandbox.network, NetworkAccess::None);
-        assert!(
-            AgentDefinition::parse(r#"{"name":"W"}"#)
-                .unwrap_err()
-                .to_string()
-                .contains("prompt")
-        );
-    }
-
-    #[test]
-    fn errors_name_field_and_reason() {
-        let cases = [
-            (r#","tool":{}"#, "tool", "unknown field"),
-            (r#","tools":{"use":["A"]}"#, "tools.use[0]", "not a catalog id"),
-            (r#","tools":{"use":["a","a"]}"#, "tools.use[1]", "twice"),
-            (
-                r#","tools":{"aliases":{"r":"read"}}"#,
-                "tools.aliases.r",
-                "@<id>/<tool>",
-            ),
-            (
-                r#","tools":{"aliases":{"r":"@b/x"}}"#,
-                "tools.aliases.r",
-                "does not list",
-            ),
-            (
-                r#","tools":{"use":["a"],"aliases":{"r":"@a/*"}}"#,
-                "tools.aliases.r",
-                "@<id>/<tool>",
-            ),
-            (
-                r#","tools":{"aliases":{"r":"s","s":"r"}}"#,
-                "tools.aliases.r",
-                "@<id>/<tool>",
-            ),
-            (
-                r#","tools":{"use":["a"],"aliases":{"r":"@a/x","r":"@a/y"}}"#,
-                "tools.aliases",
-                "twice",
-            ),
-            (
-                r#","runtime":{"kind":"builtin","model":"x"}"#,
-                "runtime",
-                "unknown field",
-            ),
-            (
-                r#","runtime":{"kind":"acp","command":[]}"#,
-                "runtime.command",
-                "program",
-            ),
-            (
-                r#","runtime":{"kind":"acp","command":["x"],"read_only":["/a/../b"]}"#,
-                "runtime.read_only[0]",
-                "absolute",
-            ),
-            (r#","env":{"A B":"x"}"#, "env.A B", "environment name"),
-            (r#","model":"script:../x.json""#, "model", "plain file name"),
-            (
-                r#","sandbox":{"network":"all"}"#,
-                "sandbox.network",
-                "unknown variant",
-            ),
-        ];
-        for (extra, field, reason) in cases {
-            let error = parse(extra).unwrap_err();
-            assert_eq!(error.field, field, "{extra}: {error}");
-            assert!(error.reason.contains(reason), "{extra}: {error}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn parsing_never_panics(text in "\\PC{0,200}") {
-            let _ = AgentDefinition::parse(&text);
-        }
-    }
-}
+mod tests;

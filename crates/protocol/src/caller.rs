@@ -1,19 +1,23 @@
 //! The tools a caller lends, and their checks. A declaration is checked completely before anything changes.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{CallerId, Error, Result, agent::is_tool_name_byte, id::quoted, tool::any_object_schema};
+use crate::{
+    CallerId, Error, Result,
+    agent::is_tool_name_byte,
+    argument_schema::{ArgumentSchema, ArgumentVerdict, CheckEffort, CompileBudget},
+    id::quoted,
+    tool::any_object_schema,
+};
 
 /// Maximum number of tools one caller may lend.
 pub(crate) const MAX_CALLER_TOOLS: usize = 1_000;
 /// Maximum length of a lent tool's full name (`<caller_id>_<tool>`), in characters.
 pub const MAX_FULL_NAME: usize = 64;
-/// Maximum size of an input schema, in bytes of JSON.
-pub const MAX_SCHEMA_BYTES: usize = 64 * 1024;
 
 /// The `context` argument of `session_message`, not yet checked.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -37,7 +41,8 @@ pub struct DeclaredTool {
     /// What the tool does, for the agent. Default: empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// JSON schema of the arguments, with "type": "object", at most 64 KiB. Default: {"type": "object"}.
+    /// JSON schema of the arguments, with "type": "object", at most 64 KiB, 64 levels deep, with references into
+    /// itself alone. Default: {"type": "object"}.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_schema: Option<Value>,
 }
@@ -60,27 +65,35 @@ pub struct LentTool {
     pub description: String,
     /// JSON schema of its arguments.
     pub input_schema: Value,
-    validator: std::sync::Arc<jsonschema::Validator>,
+    schema: Arc<ArgumentSchema>,
 }
 
 impl LentTool {
-    /// Checks a call's arguments against the schema.
-    pub fn check_arguments(&self, arguments: &Value) -> Result<()> {
-        match self.validator.iter_errors(arguments).next() {
-            None => Ok(()),
-            Some(error) => {
-                let path = error.instance_path().to_string();
-                let at = if path.is_empty() {
-                    String::new()
-                } else {
-                    format!(" at {path}")
-                };
-                Err(Error::invalid(format!(
-                    "arguments of {} do not fit its schema{at}: {error}",
-                    self.name
-                )))
-            }
+    /// Checks a call's arguments against the schema as far as that takes next to no time; `None` if it is not
+    /// enough to tell, for large or deeply nested arguments.
+    pub fn check_small_arguments(&self, arguments: &Value) -> Option<Result<()>> {
+        match self.schema.check(arguments, CheckEffort::Small) {
+            ArgumentVerdict::Fit => Some(Ok(())),
+            ArgumentVerdict::Misfit(why) => Some(Err(self.misfit(&why))),
+            ArgumentVerdict::Unknown => None,
         }
+    }
+
+    /// Checks a call's arguments against the schema. May take about a second, and
+    /// [`CHECK_STACK_BYTES`](crate::argument_schema::CHECK_STACK_BYTES) of stack.
+    pub fn check_arguments(&self, arguments: &Value) -> Result<()> {
+        match self.schema.check(arguments, CheckEffort::Full) {
+            ArgumentVerdict::Fit => Ok(()),
+            ArgumentVerdict::Misfit(why) => Err(self.misfit(&why)),
+            ArgumentVerdict::Unknown => Err(Error::limit_exceeded(format!(
+                "arguments of {} are too large or nested too deep to be checked against its schema",
+                self.name
+            ))),
+        }
+    }
+
+    fn misfit(&self, why: &str) -> Error {
+        Error::invalid(format!("arguments of {} do not fit its schema{why}", self.name))
     }
 
     /// The tool as it was declared, for `caller_tools_config`.
@@ -106,7 +119,8 @@ pub fn full_name(caller_id: &CallerId, tool: &str) -> String {
 }
 
 impl CallerContext {
-    /// Checks ids, names and schemas. That no other caller or tool of the session has these names is checked by the
+    /// Checks ids, names and schemas, in bounded time; compiling them takes up to
+    /// [`CHECK_STACK_BYTES`](crate::argument_schema::CHECK_STACK_BYTES) of stack. That no other caller or tool of the session has these names is checked by the
     /// session.
     pub fn check(self) -> Result<CallerDeclaration> {
         let caller_id: CallerId = self.caller_id.parse()?;
@@ -117,6 +131,7 @@ impl CallerContext {
             )));
         }
         let mut seen = HashSet::new();
+        let mut budget = CompileBudget::default();
         let mut tools = Vec::with_capacity(self.caller_tools.len());
         for (i, tool) in self.caller_tools.into_iter().enumerate() {
             let at = |why: String| Error::invalid(format!("context.caller_tools[{i}]: {why}"));
@@ -137,29 +152,17 @@ impl CallerContext {
                 return Err(at(format!("{} is declared twice", quoted(&tool.name))));
             }
             let input_schema = tool.input_schema.unwrap_or_else(any_object_schema);
-            let validator = compile_schema(&input_schema).map_err(|why| at(format!("inputSchema: {why}")))?;
+            let schema = ArgumentSchema::compile(&input_schema, &mut budget)
+                .map_err(|why| at(format!("the inputSchema of {} {why}", tool.name)))?;
             tools.push(LentTool {
                 name: tool.name,
                 description: tool.description.unwrap_or_default(),
                 input_schema,
-                validator: validator.into(),
+                schema: schema.into(),
             });
         }
         Ok(CallerDeclaration { caller_id, tools })
     }
-}
-
-/// Compiles a tool's input schema, which must be of type object and at most [`MAX_SCHEMA_BYTES`] long.
-pub(crate) fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, String> {
-    if schema.get("type").and_then(Value::as_str) != Some("object") {
-        return Err("must be a JSON schema with \"type\": \"object\"".into());
-    }
-    if schema.to_string().len() > MAX_SCHEMA_BYTES {
-        return Err(format!("is larger than {MAX_SCHEMA_BYTES} bytes"));
-    }
-    jsonschema::options()
-        .build(schema)
-        .map_err(|e| format!("is not a valid JSON schema: {e}"))
 }
 
 #[cfg(test)]

@@ -1,20 +1,24 @@
 //! Events of the debugger's log: context builds and teardowns, tool calls, blocked calls, health changes.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
     SessionId, Slug,
+    approval::{ApprovalDecision, ApprovalRequest},
     size::json_bytes,
     tool::{HealthStatus, ToolSource},
+    usage::RequestUsage,
 };
 
 /// One event of the debugger's log.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DebugEvent {
     /// Position in the log, which is one for the whole server.
     pub index: i64,
-    /// When it happened; for a call, when it ended.
+    /// When it happened (RFC 3339); for a call, when it ended.
+    #[schemars(with = "String")]
     pub ts: jiff::Timestamp,
     /// The session it belongs to, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -28,7 +32,7 @@ pub struct DebugEvent {
 }
 
 /// Kind and fields of a debugger event.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[allow(
     missing_docs,
@@ -68,6 +72,10 @@ pub enum DebugBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
+    /// The image of the session's sandboxes is being pulled.
+    ImageProgress { image: String, status: String },
+    /// The image of the session's sandboxes is there.
+    ImageReady { image: String, digest: String },
     /// The agent's memory was opened.
     MemoryOpened { entries: u64 },
     /// The context is ready.
@@ -96,6 +104,7 @@ pub enum DebugBody {
         duration_ms: f64,
         /// When the call began. Absent in events of older versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "Option<String>")]
         started: Option<jiff::Timestamp>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         server: Option<String>,
@@ -114,10 +123,15 @@ pub enum DebugBody {
         reason: String,
         /// When the call came in. Absent in events of older versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "Option<String>")]
         started: Option<jiff::Timestamp>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turn: Option<u64>,
     },
+    /// A call waits for a person to allow it.
+    ApprovalRequested(ApprovalRequest),
+    /// An approval was decided, or ended undecided.
+    ApprovalDecided(ApprovalDecision),
     /// A tool server's health status changed.
     HealthChanged {
         server: String,
@@ -128,6 +142,17 @@ pub enum DebugBody {
     },
     /// An answer to a caller tool request was refused.
     AnswerRefused { request_id: String, reason: String },
+    /// An agent asked for permission over ACP, and was answered. `gated`: the request is about a tool of the tool
+    /// plane, which checks the call itself. `answer`: `allow`, `deny` or `cancelled`.
+    Permission {
+        tool: String,
+        gated: bool,
+        answer: String,
+    },
+    /// An agent has not connected to its tools after its start.
+    AgentWithoutTools { reason: String },
+    /// A session exceeded a limit, `disk` or `debugger`: everything of it was stopped, or its tool calls are refused.
+    LimitExceeded { limit: String, reason: String },
     /// The model forwarder made a request to a model provider.
     ModelRequest {
         provider: String,
@@ -136,8 +161,58 @@ pub enum DebugBody {
         duration_ms: f64,
         /// When the request began. Absent in events of older versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "Option<String>")]
         started: Option<jiff::Timestamp>,
+        /// What it used. Absent if it asked no model for an answer, and in events of older versions.
+        #[serde(flatten)]
+        usage: Option<RequestUsage>,
     },
+    /// A sandbox connected to a host through the proxy, made a request to a service of `[upstreams]`, or was refused it.
+    Egress {
+        host: String,
+        port: u16,
+        /// Whether the rules let it through; it may have failed all the same.
+        allowed: bool,
+        /// The entry that allowed it: of `egress`, or a path of the service's `allow`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rule: Option<String>,
+        /// From the host into the sandbox.
+        bytes_in: u64,
+        /// From the sandbox to the host.
+        bytes_out: u64,
+        duration_ms: f64,
+        /// When it began.
+        #[schemars(with = "String")]
+        started: jiff::Timestamp,
+        /// The tool server that made it; absent: the agent itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        server: Option<String>,
+        /// Why it was refused or failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+        /// The service's request, for services of `[upstreams]`.
+        #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
+        request: Option<ServiceRequest>,
+    },
+    /// More connections than the debugger records one by one: these were only counted.
+    EgressOmitted {
+        connections: u64,
+        bytes_in: u64,
+        bytes_out: u64,
+    },
+}
+
+/// A request to a service of `[upstreams]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ServiceRequest {
+    /// The service's name.
+    pub upstream: String,
+    /// The HTTP method.
+    pub method: String,
+    /// The path, relative to the service's `base_url` and without a query.
+    pub path: String,
+    /// The HTTP status that the sandbox got.
+    pub status: u16,
 }
 
 impl DebugBody {
@@ -156,14 +231,23 @@ impl DebugBody {
             DebugBody::DrainStarted { .. } => "drain_started",
             DebugBody::DrainTimeout { .. } => "drain_timeout",
             DebugBody::DrainFinished { .. } => "drain_finished",
+            DebugBody::ImageProgress { .. } => "image_progress",
+            DebugBody::ImageReady { .. } => "image_ready",
             DebugBody::TeardownStarted {} => "teardown_started",
             DebugBody::RegistryCleared { .. } => "registry_cleared",
             DebugBody::TeardownFinished { .. } => "teardown_finished",
             DebugBody::ToolCall { .. } => "tool_call",
             DebugBody::ToolBlocked { .. } => "tool_blocked",
+            DebugBody::ApprovalRequested(_) => "approval_requested",
+            DebugBody::ApprovalDecided(_) => "approval_decided",
             DebugBody::HealthChanged { .. } => "health_changed",
             DebugBody::AnswerRefused { .. } => "answer_refused",
+            DebugBody::Permission { .. } => "permission",
+            DebugBody::AgentWithoutTools { .. } => "agent_without_tools",
+            DebugBody::LimitExceeded { .. } => "limit_exceeded",
             DebugBody::ModelRequest { .. } => "model_request",
+            DebugBody::Egress { .. } => "egress",
+            DebugBody::EgressOmitted { .. } => "egress_omitted",
         }
     }
 }
@@ -182,4 +266,31 @@ pub fn truncate_recorded(value: Value) -> Value {
         .find(|&i| text.is_char_boundary(i))
         .unwrap_or(0);
     serde_json::json!({ "truncated": true, "bytes": text.len(), "start": &text[..end] })
+}
+
+/// A text longer than this is cut by [`shorten_texts`], in bytes.
+const LONG_TEXT_BYTES: usize = 2 * 1024;
+/// What is kept of it, in bytes.
+const TEXT_START_BYTES: usize = 1024;
+
+/// Returns `value`, or, if it is larger than [`MAX_RECORDED_BYTES`], the same with its long texts cut one by one, so that no
+/// field is hidden behind a long one. What is too large even then is cut as a whole, as by [`truncate_recorded`].
+pub fn shorten_texts(mut value: Value) -> Value {
+    if json_bytes(&value) > MAX_RECORDED_BYTES {
+        cut_texts(&mut value);
+    }
+    truncate_recorded(value)
+}
+
+fn cut_texts(value: &mut Value) {
+    match value {
+        Value::String(text) if text.len() > LONG_TEXT_BYTES => {
+            let bytes = text.len();
+            text.truncate(text.floor_char_boundary(TEXT_START_BYTES));
+            text.push_str(&format!("… ({bytes} bytes in all)"));
+        }
+        Value::Array(items) => items.iter_mut().for_each(cut_texts),
+        Value::Object(fields) => fields.values_mut().for_each(cut_texts),
+        _ => {}
+    }
 }

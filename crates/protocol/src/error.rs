@@ -5,7 +5,7 @@ use std::{borrow::Cow, error::Error as StdError, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 /// Error code for programs; its snake_case name is part of the contract.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
     /// An argument is missing, unknown or invalid.
@@ -179,10 +179,18 @@ impl Error {
         }
     }
 
-    /// An internal error: the client gets a fixed text, the log gets `cause`.
+    /// An internal error: the client gets a fixed text, the log gets `cause`. A full disk is not the program's fault:
+    /// the client is told of it, wherever it was met.
     pub fn internal(cause: impl Into<BoxedCause>) -> Self {
-        let message = "an internal error; the server's log has the details";
-        Self::new(ErrorCode::Internal, message).with_cause(cause)
+        let cause = cause.into();
+        let error = match is_disk_full(&*cause) {
+            true => Self::unavailable("the server's disk is full: free some space and try again"),
+            false => Self::new(
+                ErrorCode::Internal,
+                "an internal error; the server's log has the details",
+            ),
+        };
+        error.with_cause(cause)
     }
 
     /// An internal error whose cause does not say what failed: the log gets `operation`, then `cause`.
@@ -233,6 +241,18 @@ impl Error {
     pub fn body(&self) -> serde_json::Value {
         serde_json::json!({ "error": { "code": self.code, "message": self.message } })
     }
+}
+
+/// Whether an error comes of a disk, or this user's share of it, that has no space left.
+fn is_disk_full(error: &(dyn StdError + 'static)) -> bool {
+    std::iter::successors(Some(error), |&cause| cause.source())
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|cause| {
+            matches!(
+                cause.kind(),
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded
+            )
+        })
 }
 
 impl std::fmt::Display for Error {
@@ -307,6 +327,15 @@ mod tests {
         assert_eq!(error.body()["error"]["message"], "try again");
         let wire = serde_json::to_string(&error).unwrap();
         assert_eq!(wire, r#"{"code":"unavailable","message":"try again"}"#);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_wherever_it_was_met() {
+        for full in [std::io::ErrorKind::StorageFull, std::io::ErrorKind::QuotaExceeded] {
+            let error = Error::internal_during("making a directory", std::io::Error::from(full));
+            assert_eq!(error.code, ErrorCode::Unavailable);
+            assert!(error.message.contains("disk is full"), "{error}");
+        }
     }
 
     #[test]

@@ -8,7 +8,9 @@ use serde_json::Value;
 use crate::{
     CatalogId,
     agent::NetworkAccess,
-    catalog::{BuiltinPolicy, HealthCheck, RestartPolicy, ServerIsolation, ServerTimeouts},
+    catalog::{BuiltinPolicy, HealthCheck, RestartPolicy, ServerIsolation, ServerTimeouts, shown_spelling},
+    egress::HostPattern,
+    program::ProgramSpec,
     strict::{self, FieldError},
 };
 
@@ -30,13 +32,16 @@ pub(crate) fn with_field(document: &Value, error: FieldError) -> FieldError {
 
 /// Parses one field as its type; returns the error with the field's path.
 fn check_field(key: &str, value: &Value) -> Option<FieldError> {
-    let read = match key {
+    let read = match shown_spelling(key) {
         "id" => try_parse::<CatalogId>(value),
         "description" | "command" | "endpoint" | "kind" | "transport" => try_parse::<String>(value),
         "args" | "read_only" => try_parse::<Vec<String>>(value),
         "env" | "headers" => try_parse::<IndexMap<String, String>>(value),
+        "program" => try_parse::<ProgramSpec>(value),
+        "cache_mb" => try_parse::<u64>(value),
         "isolation" => try_parse::<ServerIsolation>(value),
         "network" => try_parse::<NetworkAccess>(value),
+        "egress" => try_parse::<Vec<HostPattern>>(value),
         "timeouts" => try_parse::<ServerTimeouts>(value),
         "healthCheck" => try_parse::<Option<HealthCheck>>(value),
         "restart" => try_parse::<RestartPolicy>(value),

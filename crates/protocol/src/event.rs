@@ -1,19 +1,43 @@
 //! Events of a session's log.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{CallerId, ErrorCode, RequestId, SessionId};
+use crate::{
+    CallerId, ErrorCode, RequestId, SessionId,
+    approval::{ApprovalDecision, ApprovalRequest},
+    usage::UsageTotals,
+};
 
 /// `logger` of the MCP notifications that carry session events.
 pub const EVENT_LOGGER: &str = "oubliette.session";
 
+/// The types of session events, for whoever selects some of them.
+pub const EVENT_TYPES: [&str; 14] = [
+    "status",
+    "message",
+    "delta",
+    "thought",
+    "plan",
+    "usage",
+    "tool_call",
+    "tool_result",
+    "caller_tool_request",
+    "caller_tool_done",
+    "turn_completed",
+    "error",
+    "approval_requested",
+    "approval_decided",
+];
+
 /// One event of a session's log.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionEvent {
     /// Position in the session's log, from 0 without gaps.
     pub index: i64,
-    /// When it was written.
+    /// When it was written (RFC 3339).
+    #[schemars(with = "String")]
     pub ts: jiff::Timestamp,
     /// The session.
     pub session_id: SessionId,
@@ -23,7 +47,7 @@ pub struct SessionEvent {
 }
 
 /// Type and fields of a session event.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum EventBody {
     /// The session's state changed.
@@ -99,6 +123,10 @@ pub enum EventBody {
         /// How it ended.
         outcome: CallerToolOutcome,
     },
+    /// A call waits for a person to allow it.
+    ApprovalRequested(ApprovalRequest),
+    /// An approval was decided, or ended undecided.
+    ApprovalDecided(ApprovalDecision),
     /// The agent finished a turn.
     TurnCompleted {
         /// Number of the turn, from 1.
@@ -107,6 +135,9 @@ pub enum EventBody {
         stop_reason: String,
         /// All of the turn's message text.
         text: String,
+        /// What its model requests used. Absent in events of older versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<UsageTotals>,
     },
     /// Something failed.
     Error {
@@ -131,6 +162,8 @@ impl EventBody {
             EventBody::ToolResult { .. } => "tool_result",
             EventBody::CallerToolRequest { .. } => "caller_tool_request",
             EventBody::CallerToolDone { .. } => "caller_tool_done",
+            EventBody::ApprovalRequested(_) => "approval_requested",
+            EventBody::ApprovalDecided(_) => "approval_decided",
             EventBody::TurnCompleted { .. } => "turn_completed",
             EventBody::Error { .. } => "error",
         }
@@ -149,7 +182,7 @@ impl EventBody {
 }
 
 /// Status of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
 pub enum SessionStatus {
@@ -205,7 +238,7 @@ impl std::str::FromStr for SessionStatus {
 }
 
 /// Who wrote a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MessageRole {
     /// The caller, or the session that started this one.
@@ -215,7 +248,7 @@ pub enum MessageRole {
 }
 
 /// How a caller tool request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CallerToolOutcome {
     /// The caller answered with a result.

@@ -95,6 +95,14 @@ text_id!(
     TokenId, "token id (tok_<ulid>)", |t| check_prefixed_ulid(t, "tok_")
 );
 text_id!(
+    /// Id of an approval: `appr_<ulid>`.
+    ApprovalId, "approval id (appr_<ulid>)", |t| check_prefixed_ulid(t, "appr_")
+);
+text_id!(
+    /// Id of a server: `srv_<ulid>`, new at every start.
+    ServerId, "server id (srv_<ulid>)", |t| check_prefixed_ulid(t, "srv_")
+);
+text_id!(
     /// Id of a workspace and name of its folder: a UUID.
     WorkspaceId, "workspace id (a UUID)", check_uuid
 );
@@ -133,6 +141,20 @@ impl TokenId {
     /// A new id; ids made later sort later.
     pub fn generate() -> Self {
         Self(format!("tok_{}", next_ulid()).into())
+    }
+}
+
+impl ApprovalId {
+    /// A new id; ids made later sort later.
+    pub fn generate() -> Self {
+        Self(format!("appr_{}", next_ulid()).into())
+    }
+}
+
+impl ServerId {
+    /// A new id; ids made later sort later.
+    pub fn generate() -> Self {
+        Self(format!("srv_{}", next_ulid()).into())
     }
 }
 
@@ -228,6 +250,7 @@ mod tests {
         assert!(SessionId::generate().as_str().parse::<SessionId>().is_ok());
         assert!(ProjectId::generate().as_str().parse::<ProjectId>().is_ok());
         assert!(TokenId::generate().as_str().parse::<TokenId>().is_ok());
+        assert!(ServerId::generate().as_str().parse::<ServerId>().is_ok());
         assert!(WorkspaceId::generate().as_str().parse::<WorkspaceId>().is_ok());
         assert!(RequestId::generate().as_str().parse::<RequestId>().is_ok());
     }

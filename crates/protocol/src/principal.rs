@@ -1,6 +1,6 @@
 //! The token behind a request.
 
-use crate::{ProjectId, Scope, TokenId};
+use crate::{ProjectId, Scope, SessionId, TokenId};
 
 /// The token behind a request, as plain data. It is no proof of access: only the server's auth makes a `Grant`, and
 /// only a `Grant` lets an action run.
@@ -12,6 +12,10 @@ pub struct Principal {
     pub scope: Scope,
     /// The only project the token can see; `None`: it can see all.
     pub project: Option<ProjectId>,
+    /// The session from inside whose sandbox it acts: its agent made the call, or the token was made for it or with
+    /// its key. `None`: from outside. It stays with the principal through every call made on its behalf, and bounds
+    /// what any scope may do.
+    pub inside: Option<SessionId>,
 }
 
 impl Principal {
@@ -21,6 +25,7 @@ impl Principal {
             token_id: None,
             scope: Scope::Admin,
             project: None,
+            inside: None,
         }
     }
 

@@ -20,6 +20,8 @@ pub const SOCKET_ENV: &str = "OUBLIETTE_SOCKET";
 pub const HANDOFF_SOCKET_ENV: &str = "OUBLIETTE_HANDOFF_SOCKET";
 /// Environment variable with the agent's API key.
 pub const KEY_ENV: &str = "OUBLIETTE_API_KEY";
+/// Environment variable with the bearer token that an `oubliette-client` which serves HTTP asks for.
+pub const HTTP_TOKEN_ENV: &str = "OUBLIETTE_MCP_TOKEN";
 /// Maximum length of a line in bytes, without its newline.
 pub const MAX_LINE_BYTES: usize = 16 * 1024 * 1024;
 
@@ -41,6 +43,8 @@ pub mod method {
     pub const SESSION_EVENTS: &str = "session_events";
     /// Base tool: lists projects.
     pub const PROJECT_LIST: &str = "project_list";
+    /// Notification: the client has listed tools to its agent.
+    pub const TOOLS_LISTED: &str = "tools_listed";
     /// Notification: cancels a request.
     pub const CANCEL: &str = "cancel";
     /// Notification, server → client: the tools a caller lends now.
@@ -106,6 +110,14 @@ pub struct AgentCallToolParams {
     /// Its arguments, an object; absent: none.
     #[serde(default)]
     pub arguments: Option<Value>,
+}
+
+/// Parameters of `tools_listed`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolsListedParams {
+    /// The names as the agent was shown them.
+    pub tools: Vec<String>,
 }
 
 /// Parameters of `caller_tools_config`.

@@ -9,7 +9,7 @@ use crate::{CallerId, CatalogId, JsonObject, relay::method};
 pub const OWN_PREFIX: &str = "oubliette_";
 
 /// Where a tool comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ToolSource {
     /// Lent by a caller.
@@ -90,7 +90,7 @@ pub fn any_object_schema() -> Value {
 }
 
 /// The result of a tool call, in the form of MCP's `CallToolResult`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CallResult {
     /// MCP content blocks: text, images, resources.
@@ -167,7 +167,7 @@ impl CallResult {
 }
 
 /// Health status of a tool server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HealthStatus {
     /// The last check succeeded.
@@ -179,7 +179,7 @@ pub enum HealthStatus {
 }
 
 /// The rule by which an agent may or may not call a tool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolRule {
     /// `tools.allowed` is empty, so every tool of `tools.use` is allowed.
@@ -190,6 +190,12 @@ pub enum ToolRule {
     NotListed,
     /// This pattern of `tools.denied` matches one of its names.
     Denied(String),
+    /// This item of `tools.allowed` allows it with arguments that fit its `when`.
+    AllowedWhen(String),
+    /// This pattern of `tools.denied` matches one of its names, and the call's arguments fit its `when`.
+    DeniedWhen(String),
+    /// The call's arguments fit no `when` of the items of `tools.allowed` that name it.
+    NoConditionHolds,
     /// A base tool, which every agent may call.
     BaseTool,
     /// A caller lends it to the session.
@@ -202,18 +208,25 @@ impl ToolRule {
     /// Whether the tool may be called.
     pub fn allows(&self) -> bool {
         match self {
-            Self::AllOfUse | Self::Allowed(_) | Self::BaseTool | Self::Lent | Self::WithinKey => true,
-            Self::NotListed | Self::Denied(_) => false,
+            Self::AllOfUse
+            | Self::Allowed(_)
+            | Self::AllowedWhen(_)
+            | Self::BaseTool
+            | Self::Lent
+            | Self::WithinKey => true,
+            Self::NotListed | Self::Denied(_) | Self::DeniedWhen(_) | Self::NoConditionHolds => false,
         }
     }
 
     /// The rule as a clause with a subject, to stand inside a sentence.
     pub fn clause(&self) -> String {
         match self {
-            Self::AllOfUse => self.to_string(),
+            Self::AllOfUse | Self::NoConditionHolds => self.to_string(),
             Self::Allowed(_)
+            | Self::AllowedWhen(_)
             | Self::NotListed
             | Self::Denied(_)
+            | Self::DeniedWhen(_)
             | Self::BaseTool
             | Self::Lent
             | Self::WithinKey => format!("it is {self}"),
@@ -228,6 +241,21 @@ impl std::fmt::Display for ToolRule {
             Self::Allowed(item) => write!(f, "allowed by {item:?} in tools.allowed"),
             Self::NotListed => f.write_str("not named in tools.allowed"),
             Self::Denied(pattern) => write!(f, "denied by {pattern:?} in tools.denied"),
+            Self::AllowedWhen(item) => {
+                write!(
+                    f,
+                    "allowed by {item:?} in tools.allowed with arguments that fit its `when`"
+                )
+            }
+            Self::DeniedWhen(pattern) => {
+                write!(
+                    f,
+                    "denied by {pattern:?} in tools.denied, whose `when` these arguments fit"
+                )
+            }
+            Self::NoConditionHolds => {
+                f.write_str("its arguments fit no `when` of tools.allowed; `tool explain` shows the rules")
+            }
             Self::BaseTool => f.write_str("a base tool of every agent"),
             Self::Lent => f.write_str("lent by its caller's declaration"),
             Self::WithinKey => f.write_str("within reach of the agent's key"),
@@ -236,7 +264,7 @@ impl std::fmt::Display for ToolRule {
 }
 
 /// Why a tool may or may not be called, and why it is not available if it is not.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(into = "ReasonFields", from = "ReasonFields")]
 pub struct ToolReason {
     /// The rule that allows or denies it.
@@ -248,14 +276,14 @@ pub struct ToolReason {
 }
 
 /// The fields of [`ToolReason`] on the wire.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase")]
 struct ReasonFields {
     reason: String,
     reason_detail: ReasonDetail,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 struct ReasonDetail {
     rule: ToolRule,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -307,8 +335,40 @@ impl std::fmt::Display for ToolReason {
     }
 }
 
+/// A list of rules in agent.json.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RuleList {
+    /// `tools.denied`.
+    Denied,
+    /// `tools.ask`.
+    Ask,
+    /// `tools.allowed`.
+    Allowed,
+}
+
+impl RuleList {
+    /// Its name in agent.json.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::Ask => "ask",
+            Self::Allowed => "allowed",
+        }
+    }
+}
+
+/// A rule that touches a tool, in the answer of `tool_list`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct ListedRule {
+    /// The list it is in.
+    pub list: RuleList,
+    /// The entry as it is written: a pattern, or `{"tool", "when"}`.
+    pub entry: Value,
+}
+
 /// One tool in the answer of `tool_list`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ListedTool {
     /// Name the agent sees.
@@ -334,10 +394,13 @@ pub struct ListedTool {
     pub description: String,
     /// JSON schema of its arguments.
     pub input_schema: Value,
+    /// The entries of the agent's rules that touch it, in the order they are applied.
+    #[serde(default)]
+    pub rules: Vec<ListedRule>,
 }
 
 /// One tool server in the answer of `tool_list`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ListedServer {
     /// Its catalog id.
     pub id: CatalogId,
@@ -361,7 +424,7 @@ pub struct ListedServer {
 }
 
 /// Answer of `tool_list`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ToolList {
     /// Every tool, allowed or not, available or not.
     pub tools: Vec<ListedTool>,

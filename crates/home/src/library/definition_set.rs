@@ -68,14 +68,14 @@ pub(super) fn display_path<D: DefinitionFile>(id: &D::Id) -> String {
 
 /// What `stat` says of a file, to know whether it has to be read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FileStamp {
+struct DefinitionStamp {
     modified: (i64, i64),
     changed: (i64, i64),
     size: u64,
     inode: u64,
 }
 
-impl FileStamp {
+impl DefinitionStamp {
     fn of(path: &Path) -> Option<Self> {
         let seen = fs::metadata(path).ok()?;
         Some(Self {
@@ -100,7 +100,7 @@ impl FileStamp {
 #[derive(Debug)]
 struct LoadedDefinition<D> {
     /// None if it is too young to be relied on; the file is then read again next time.
-    stamp: Option<FileStamp>,
+    stamp: Option<DefinitionStamp>,
     /// The file's content, or why it is invalid.
     on_disk: Result<Arc<D>, String>,
     /// The last valid definition; none if there never was one.
@@ -149,6 +149,11 @@ impl<D: DefinitionFile> DefinitionSet<D> {
 
     pub(super) fn has(&self, id: &D::Id) -> bool {
         self.loaded.contains_key(id)
+    }
+
+    /// Every id that has a definition, valid or not.
+    pub(super) fn ids(&self) -> impl Iterator<Item = &D::Id> {
+        self.loaded.keys()
     }
 
     pub(super) fn has_usable(&self, id: &str) -> bool {
@@ -235,7 +240,7 @@ impl<D: DefinitionFile> DefinitionSet<D> {
     /// Reads one directory's definition if it changed.
     pub(super) fn scan_one(&mut self, root: &Path, id: &D::Id) {
         let path = self.file(id);
-        let stamp = FileStamp::of(&path);
+        let stamp = DefinitionStamp::of(&path);
         if let (Some(entry), Some(stamp)) = (self.loaded.get(id), stamp)
             && entry.stamp == Some(stamp)
         {

@@ -12,13 +12,14 @@ use serde_json::Value;
 use super::{
     AgentEntry, DefinitionLibrary, ToolEntry, check_catalog_references,
     definition_set::{DefinitionFile, DefinitionSet, display_path},
+    home_files::check_home_path,
 };
 use crate::safe_fs;
 
 /// Maximum files written beside one `agent.json`.
 const MAX_FILES: usize = 64;
 /// Mode of written files: definitions may contain secrets in environment values, so only the owner reads them.
-const MODE: u32 = 0o600;
+pub(super) const MODE: u32 = 0o600;
 
 impl DefinitionLibrary {
     /// Writes an agent: its definition and the files beside it. Nothing is written if any of it is invalid;
@@ -112,7 +113,7 @@ impl DefinitionLibrary {
         let folder = folder_for(&state.agents, slug)?;
         // The definition last: it must not refer to a script that is not written yet.
         for (name, text) in files {
-            safe_fs::write_atomic(&folder.join(name), text.as_bytes(), MODE)?;
+            write_beside(&folder, name, text)?;
         }
         safe_fs::write_atomic(&folder.join(AgentDefinition::FILE), text.as_bytes(), MODE)?;
         state.agents.scan_one(&self.root, slug);
@@ -134,7 +135,7 @@ impl DefinitionLibrary {
 }
 
 /// Checks a definition by itself and formats it; returns the text to write and the parsed definition.
-fn check_and_format<D: DefinitionFile>(id: &D::Id, definition: &Value) -> Result<(String, D)> {
+pub(super) fn check_and_format<D: DefinitionFile>(id: &D::Id, definition: &Value) -> Result<(String, D)> {
     let file = display_path::<D>(id);
     let mut text = serde_json::to_string_pretty(definition).map_err(Error::internal)?;
     text.push('\n');
@@ -148,7 +149,30 @@ fn check_and_format<D: DefinitionFile>(id: &D::Id, definition: &Value) -> Result
     Ok((text, parsed))
 }
 
-fn check_files(files: &BTreeMap<String, String>) -> Result<()> {
+/// Writes a file beside `agent.json`, creating the folders in its name. A folder that is a symbolic link is refused: it
+/// could lead outside the home.
+fn write_beside(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let path = folder.join(name);
+    let mut dir = folder.to_path_buf();
+    let parents = name.rsplit_once('/').map_or("", |(parents, _)| parents);
+    for part in parents.split('/').filter(|part| !part.is_empty()) {
+        dir.push(part);
+        safe_fs::create_private_dir(&dir)?;
+        match fs::symlink_metadata(&dir) {
+            Ok(seen) if seen.is_dir() => {}
+            Ok(_) => {
+                return Err(Error::conflict(format!(
+                    "{} is a symbolic link, which is not written through: replace it by a folder",
+                    dir.display()
+                )));
+            }
+            Err(e) => return Err(safe_fs::io_error("look at", &dir, e)),
+        }
+    }
+    safe_fs::write_atomic(&path, text.as_bytes(), MODE)
+}
+
+pub(super) fn check_files(files: &BTreeMap<String, String>) -> Result<()> {
     if files.len() > MAX_FILES {
         return Err(Error::invalid(format!(
             "files: {} are too many; at most {MAX_FILES}",
@@ -157,7 +181,11 @@ fn check_files(files: &BTreeMap<String, String>) -> Result<()> {
     }
     for (name, text) in files {
         let refuse = |why: String| Err(Error::invalid(format!("files.{}: {why}", name.escape_debug())));
-        if let Err(why) = check_file_name(name) {
+        let checked = match name.contains('/') {
+            true => check_home_path(name),
+            false => check_file_name(name),
+        };
+        if let Err(why) = checked {
             return refuse(why.into());
         }
         if name == AgentDefinition::FILE {
@@ -186,7 +214,7 @@ fn folder_for<D: DefinitionFile>(set: &DefinitionSet<D>, id: &D::Id) -> Result<s
 }
 
 /// Removes a directory: renames it away in one step, then deletes its content.
-fn remove_folder(folder: &Path) -> Result<()> {
+pub(super) fn remove_folder(folder: &Path) -> Result<()> {
     let fail = |e: std::io::Error| safe_fs::io_error("remove", folder, e);
     let seen = fs::symlink_metadata(folder).map_err(fail)?;
     if seen.is_symlink() {

@@ -1,14 +1,20 @@
 //! The agents and the tool catalog in memory, kept up to date with their files in the home.
 //!
+//! - `library_dir`: a directory of definitions, each read and replaced whole.
 //! - `definition_set`: all definitions of one kind as read from disk, and the last valid state of each.
 //! - `edit`: writing and removing definitions through Oubliette.
+//! - `change`: many definitions at once.
+//! - `home_files`: the files with which an agent's home directory begins.
 //! - `watch`: noticing edits made directly to the files.
 //!
 //! Readers take a snapshot and never wait for the disk. After an invalid edit the last valid definition stays in
 //! use, and the entry's `error` says what is wrong.
 
+mod change;
 mod definition_set;
 mod edit;
+mod home_files;
+mod library_dir;
 mod watch;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -18,6 +24,7 @@ use oubliette_protocol::{
     CatalogId, Error, Result, Slug,
     agent::{AgentDefinition, MAX_DEFINITION_BYTES, split_canonical_name},
     catalog::ToolDefinition,
+    library::DefinitionKind,
     strict::FieldError,
 };
 use parking_lot::Mutex;
@@ -26,6 +33,9 @@ use crate::{
     HomeDir,
     safe_fs::{self, FileReadError},
 };
+pub use home_files::HomeFile;
+pub use library_dir::{LibraryDir, StagedDefinition};
+
 use definition_set::{DefinitionFile, DefinitionSet, UsableDefinition};
 
 /// A usable agent.
@@ -121,6 +131,7 @@ struct LibraryState {
 pub struct DefinitionLibrary {
     /// The home's canonical path: nothing outside it is read.
     root: PathBuf,
+    dir: LibraryDir,
     state: Mutex<LibraryState>,
     snapshot: ArcSwap<LibrarySnapshot>,
     changes: tokio::sync::watch::Sender<u64>,
@@ -128,29 +139,43 @@ pub struct DefinitionLibrary {
 }
 
 impl DefinitionLibrary {
-    /// Loads agents and catalog and starts watching their files.
+    /// Loads agents and catalog from the home and starts watching their files.
     pub fn open(home: &HomeDir) -> Result<Arc<Self>> {
-        for dir in [home.agents_dir(), home.tools_dir()] {
-            safe_fs::create_private_dir(&dir)?;
+        let library = Self::load_from(home, LibraryDir::at(home.root()))?;
+        // Watched before they are read once more: an edit in between is then seen twice instead of missed.
+        *library.watcher.lock() = Some(watch::start(&library, [home.agents_dir(), home.tools_dir()]));
+        library.reload();
+        Ok(library)
+    }
+
+    /// Loads agents and catalog from the home's copy of what a database holds. Only the server writes there, so its files
+    /// are not watched.
+    pub fn open_copy(home: &HomeDir) -> Result<Arc<Self>> {
+        Self::load_from(home, home.library_copy())
+    }
+
+    fn load_from(home: &HomeDir, dir: LibraryDir) -> Result<Arc<Self>> {
+        let [tools, agents] = DefinitionKind::ALL.map(|kind| dir.folder(kind));
+        for dir in [&tools, &agents] {
+            safe_fs::create_private_dir(dir)?;
         }
         let root = home
             .root()
             .canonicalize()
             .map_err(|e| safe_fs::io_error("open", home.root(), e))?;
         let state = LibraryState {
-            agents: DefinitionSet::new(home.agents_dir()),
-            tools: DefinitionSet::new(home.tools_dir()),
+            agents: DefinitionSet::new(agents),
+            tools: DefinitionSet::new(tools),
             version: 0,
         };
         let library = Arc::new(Self {
             root,
+            dir,
             state: Mutex::new(state),
             snapshot: ArcSwap::default(),
             changes: tokio::sync::watch::Sender::new(0),
             watcher: Mutex::new(None),
         });
-        // Watched before they are read: an edit in between is then seen twice instead of missed.
-        *library.watcher.lock() = Some(watch::start(&library, [home.agents_dir(), home.tools_dir()]));
         library.reload();
         Ok(library)
     }
@@ -240,6 +265,15 @@ impl DefinitionLibrary {
         state.tools.scan(&self.root);
         state.agents.scan(&self.root);
         self.publish_changes(&mut state);
+    }
+
+    /// Reads what was edited on disk a moment ago, before the watcher saw it.
+    fn scan_if_watched(&self, state: &mut LibraryState) {
+        if self.watcher.lock().is_some() {
+            state.tools.scan(&self.root);
+            state.agents.scan(&self.root);
+            self.publish_changes(state);
+        }
     }
 
     /// Selects the usable definitions and publishes a new snapshot if anything changed.
