@@ -1,7 +1,8 @@
 //! Measures the event log: durable appends by 50 sessions at once, a replay of 100,000 events, and the memory of
 //! 1,000 idle followers.
 //!
-//! `cargo run --release -p oubliette-store --example throughput`
+//! `cargo run --release -p oubliette-store --example throughput`; with `OUBLIETTE_STORE_URL` on that PostgreSQL database,
+//! which is written to.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use oubliette_protocol::{SessionId, event::EventBody};
-use oubliette_store::Store;
+use oubliette_store::{Store, StoreLocation, StoreOptions};
 
 const SESSIONS: usize = 50;
 const REPLAYED: usize = 100_000;
@@ -22,7 +23,12 @@ const IDLE: usize = 1000;
 async fn main() {
     let dir = tempfile::tempdir().unwrap();
     let started = Instant::now();
-    let store = Store::open(&dir.path().join("oubliette.db")).await.unwrap();
+    let location = match std::env::var("OUBLIETTE_STORE_URL") {
+        Ok(url) => StoreLocation::Postgres(url.parse().unwrap()),
+        Err(_) => StoreLocation::File(dir.path().join("oubliette.db")),
+    };
+    let open = async || Store::open_at(&location, &StoreOptions::default()).await.unwrap();
+    let store = open().await;
     println!("open a new database: {:?}", started.elapsed());
     let delta = || EventBody::Delta {
         text: "a piece of text as an agent streams it, ".repeat(3),
@@ -86,7 +92,7 @@ async fn main() {
     store.close().await;
     println!("close: {:?}", started.elapsed());
     let started = Instant::now();
-    let store = Store::open(&dir.path().join("oubliette.db")).await.unwrap();
+    let store = open().await;
     println!("open it again: {:?}", started.elapsed());
     store.close().await;
 }

@@ -1,7 +1,7 @@
 //! Translation of database errors: whether the transaction survives, and what the caller is told.
 
 use oubliette_protocol::Error;
-use sqlx::error::ErrorKind;
+use sqlx::{error::ErrorKind, postgres::PgDatabaseError};
 
 /// Why a write failed.
 #[derive(Debug, Clone)]
@@ -10,13 +10,20 @@ pub(crate) enum WriteError {
     Refused(Error),
     /// The whole transaction failed, including the writes before this one.
     Broken(Error),
+    /// The connection broke, and with it the transaction. At a commit it is not known whether it was in time.
+    Disconnected(Error),
+    /// Whether the transaction was committed is not known and cannot be found out.
+    OutcomeUnknown(Error),
 }
 
 impl WriteError {
     /// The error for the caller.
     pub(crate) fn into_error(self) -> Error {
         match self {
-            WriteError::Refused(error) | WriteError::Broken(error) => error,
+            WriteError::Refused(error)
+            | WriteError::Broken(error)
+            | WriteError::Disconnected(error)
+            | WriteError::OutcomeUnknown(error) => error,
         }
     }
 }
@@ -32,6 +39,8 @@ impl From<sqlx::Error> for WriteError {
         match explain(&error) {
             WriteError::Refused(explained) => WriteError::Refused(explained.with_cause(error)),
             WriteError::Broken(explained) => WriteError::Broken(explained.with_cause(error)),
+            WriteError::Disconnected(explained) => WriteError::Disconnected(explained.with_cause(error)),
+            WriteError::OutcomeUnknown(explained) => WriteError::OutcomeUnknown(explained.with_cause(error)),
         }
     }
 }
@@ -47,6 +56,9 @@ fn explain(error: &sqlx::Error) -> WriteError {
                 return refused(Error::not_found("what it belongs to is not there (any more)"));
             }
             _ => {}
+        }
+        if cause.try_downcast_ref::<PgDatabaseError>().is_some() {
+            return explain_state(&cause.code().unwrap_or_default());
         }
     }
     match primary_code(error) {
@@ -68,11 +80,42 @@ fn explain(error: &sqlx::Error) -> WriteError {
         Some(_) => refused(Error::internal("an unexpected database error")),
         None => match error {
             sqlx::Error::PoolTimedOut => broken("the database is too busy to answer: try again"),
-            sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed | sqlx::Error::Io(_) => {
-                broken("the database is closed")
+            sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => broken("the database is closed"),
+            // Only of PostgreSQL.
+            sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) => {
+                WriteError::Disconnected(Error::unavailable(
+                    "the connection to the database is broken: see that PostgreSQL runs, and try again",
+                ))
             }
             _ => refused(Error::internal("an unexpected database error")),
         },
+    }
+}
+
+/// What an SQLSTATE of PostgreSQL means.
+fn explain_state(state: &str) -> WriteError {
+    let broken = |message: &str| WriteError::Broken(Error::unavailable(message));
+    match state {
+        "53100" => broken("the disk of the database is full: free some space and try again"),
+        "53200" | "53300" | "53400" => {
+            broken("the database has no memory or connection left: look at PostgreSQL's log, and try again")
+        }
+        "25006" => broken("the database can only be read: the server needs the address of the primary"),
+        "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => WriteError::Disconnected(Error::unavailable(
+            "PostgreSQL has ended the connection or is starting: try again",
+        )),
+        "40001" | "40P01" | "55P03" | "57014" => broken("the database is too busy to answer: try again"),
+        "42501" => broken("the database cannot be written: give the server's user the right to its tables"),
+        _ if state.starts_with("08") => WriteError::Disconnected(Error::unavailable(
+            "the connection to the database is broken: see that PostgreSQL runs, and try again",
+        )),
+        _ if state.starts_with("54") => {
+            WriteError::Refused(Error::limit_exceeded("this is too large to be stored"))
+        }
+        _ if state.starts_with("XX") || state.starts_with("58") => {
+            broken("the database is damaged or its disk fails: look at PostgreSQL's log")
+        }
+        _ => WriteError::Refused(Error::internal("an unexpected database error")),
     }
 }
 

@@ -7,10 +7,13 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use oubliette_protocol::{Error, ProjectId, Result, SessionId, TokenId, WorkspaceId};
-use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
+use oubliette_protocol::{ApprovalId, Error, ProjectId, Result, SessionId, TokenId, WorkspaceId};
 
-use crate::{db_error::read_error, store::Store};
+use crate::{
+    db::{DbRow, QueryBuilder},
+    db_error::read_error,
+    store::Store,
+};
 
 /// Rows per page when the request sets no limit.
 pub const DEFAULT_LIMIT: u32 = 100;
@@ -98,17 +101,17 @@ pub(crate) struct PagedList<T, K> {
     /// The key of a row.
     pub(crate) key: fn(&T) -> K,
     /// Reads a row.
-    pub(crate) read: fn(&SqliteRow) -> Result<T>,
+    pub(crate) read: fn(&DbRow) -> Result<T>,
 }
 
 /// The key of a row in a list: its position in the list's order.
 pub(crate) trait PageKey: FromStr + Display {
     /// Appends the key to a query, as a value.
-    fn push_to(&self, query: &mut QueryBuilder<Sqlite>);
+    fn push_to(&self, query: &mut QueryBuilder<'_>);
 }
 
 impl PageKey for i64 {
-    fn push_to(&self, query: &mut QueryBuilder<Sqlite>) {
+    fn push_to(&self, query: &mut QueryBuilder<'_>) {
         query.push_bind(*self);
     }
 }
@@ -116,20 +119,20 @@ impl PageKey for i64 {
 macro_rules! id_page_keys {
     ($($id:ty),*) => {$(
         impl PageKey for $id {
-            fn push_to(&self, query: &mut QueryBuilder<Sqlite>) {
-                query.push_bind(self.as_str());
+            fn push_to(&self, query: &mut QueryBuilder<'_>) {
+                query.push_bind(self.as_str().to_owned());
             }
         }
     )*};
 }
 
-id_page_keys!(ProjectId, SessionId, TokenId);
+id_page_keys!(ApprovalId, ProjectId, SessionId, TokenId);
 
 impl Store {
     /// Reads one page of a list. `query` selects its rows and ends within the `WHERE` clause.
     pub(crate) async fn fetch_page<T, K: PageKey>(
         &self,
-        mut query: QueryBuilder<Sqlite>,
+        mut query: QueryBuilder<'_>,
         list: &PagedList<T, K>,
         page: &PageRequest,
     ) -> Result<ListPage<T>> {
@@ -175,9 +178,9 @@ impl<I: Display> Display for TimeIdKey<I> {
 }
 
 impl PageKey for TimeIdKey<WorkspaceId> {
-    fn push_to(&self, query: &mut QueryBuilder<Sqlite>) {
+    fn push_to(&self, query: &mut QueryBuilder<'_>) {
         query.push("(").push_bind(self.millis).push(", ");
-        query.push_bind(self.id.as_str()).push(")");
+        query.push_bind(self.id.as_str().to_owned()).push(")");
     }
 }
 

@@ -1,6 +1,6 @@
 //! A cache of rows that every request reads, such as its token.
 //!
-//! Only this process writes the database, and the writer invalidates the caches a commit touches before it
+//! Only this process writes the database (with PostgreSQL: as long as it holds the lease), and the writer invalidates the caches a commit touches before it
 //! answers that commit. So once a change has been acknowledged, no cached row is older than it.
 
 use std::{collections::HashMap, hash::Hash};
@@ -17,6 +17,8 @@ struct RowCacheState<K, V> {
     /// Number of invalidations so far.
     version: u64,
     rows: HashMap<K, V>,
+    /// Nothing is cached any more.
+    disabled: bool,
 }
 
 /// The cache's version when a lookup missed. A row read after that is cached only if the version is still
@@ -30,6 +32,7 @@ impl<K: Eq + Hash, V: Clone> RowCache<K, V> {
         let state = RowCacheState {
             version: 0,
             rows: HashMap::new(),
+            disabled: false,
         };
         Self {
             capacity,
@@ -46,13 +49,19 @@ impl<K: Eq + Hash, V: Clone> RowCache<K, V> {
     /// Caches a row read since `version` was taken, unless the cache was invalidated meanwhile.
     pub(crate) fn insert(&self, version: CacheVersion, key: K, value: V) {
         let mut state = self.state.lock();
-        if state.version != version.0 {
+        if state.version != version.0 || state.disabled {
             return;
         }
         if state.rows.len() >= self.capacity {
             state.rows.clear();
         }
         state.rows.insert(key, value);
+    }
+
+    /// Empties the cache for good.
+    pub(crate) fn disable(&self) {
+        self.state.lock().disabled = true;
+        self.invalidate();
     }
 
     /// Empties the cache because its table changed.

@@ -1,4 +1,4 @@
-//! Failures: a damaged, locked, newer or full database. Each error says what to do, and no acknowledged write is
+//! Failures of SQLite's file (those of PostgreSQL are in `postgres.rs`): a damaged, locked, newer or full database. Each error says what to do, and no acknowledged write is
 //! lost.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::disallowed_types)]
 
@@ -45,7 +45,9 @@ async fn a_file_that_is_no_database_is_reported_as_damaged() {
 
 #[tokio::test]
 async fn a_corrupted_database_is_reported_when_opened_or_read() {
-    let fixture = StoreFixture::new().await;
+    let Some(fixture) = StoreFixture::of_file().await else {
+        return;
+    };
     let session = SessionId::generate();
     fixture
         .store
@@ -71,12 +73,39 @@ async fn a_corrupted_database_is_reported_when_opened_or_read() {
 
 #[tokio::test]
 async fn a_second_process_is_refused_until_the_first_has_closed() {
-    let fixture = StoreFixture::new().await;
+    let Some(fixture) = StoreFixture::of_file().await else {
+        return;
+    };
     let error = open_error(&fixture.path()).await;
     assert!(matches!(error, OpenError::InUse(_)), "{error:?}");
     assert!(error.to_string().contains("stop that one"), "{error}");
     fixture.store.close().await;
     Store::open(&fixture.path()).await.unwrap().close().await;
+}
+
+#[tokio::test]
+async fn the_lock_of_a_process_that_is_gone_is_waited_for() {
+    let Some(fixture) = StoreFixture::of_file().await else {
+        return;
+    };
+    let path = fixture.path();
+    fixture.store.close().await;
+    let mut gone = std::process::Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let lock = std::fs::OpenOptions::new()
+        .write(true)
+        .open(format!("{}.lock", path.display()))
+        .unwrap();
+    // As by a process that the killed one was just starting, and that has not come to its exec yet.
+    lock.lock().unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&lock, format!("{:>10}\n", gone.id()).as_bytes(), 0).unwrap();
+    let (opened, ()) = tokio::join!(Store::open(&path), async move { drop(lock) });
+    let store = opened.unwrap();
+    assert!(
+        matches!(open_error(&path).await, OpenError::InUse(_)),
+        "this one runs"
+    );
+    store.close().await;
 }
 
 #[tokio::test]
@@ -94,7 +123,9 @@ async fn a_database_locked_by_another_program_is_reported_as_locked() {
 
 #[tokio::test]
 async fn a_lock_while_running_fails_writes_until_it_is_released() {
-    let fixture = StoreFixture::new().await;
+    let Some(fixture) = StoreFixture::of_file().await else {
+        return;
+    };
     let (log, session) = (fixture.store.events(), SessionId::generate());
     log.append(&session, vec![delta("0")]).await.unwrap();
     let mut other = raw(&fixture.path()).await;
@@ -118,7 +149,9 @@ async fn a_lock_while_running_fails_writes_until_it_is_released() {
 
 #[tokio::test]
 async fn a_newer_schema_is_refused() {
-    let fixture = StoreFixture::new().await;
+    let Some(fixture) = StoreFixture::of_file().await else {
+        return;
+    };
     fixture.store.close().await;
     let mut db = raw(&fixture.path()).await;
     run(
@@ -127,6 +160,7 @@ async fn a_newer_schema_is_refused() {
          VALUES (9000, 'of tomorrow', true, x'00', 0)",
     )
     .await;
+    run(&mut db, "UPDATE schema_compatibility SET min_schema = 9000").await;
     db.close().await.unwrap();
     let error = open_error(&fixture.path()).await;
     assert!(
@@ -150,6 +184,7 @@ async fn no_space_for_the_schema_is_reported_as_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let options = StoreOptions {
         max_bytes: Some(8192),
+        ..StoreOptions::default()
     };
     let error = Store::open_with(&dir.path().join("oubliette.db"), &options)
         .await
@@ -165,6 +200,7 @@ async fn a_write_that_does_not_fit_fails_alone() {
         &path,
         &StoreOptions {
             max_bytes: Some(2 << 20),
+            ..StoreOptions::default()
         },
     )
     .await
@@ -201,6 +237,7 @@ async fn a_disk_that_fills_up_loses_no_acknowledged_event() {
         &path,
         &StoreOptions {
             max_bytes: Some(1 << 20),
+            ..StoreOptions::default()
         },
     )
     .await
@@ -261,7 +298,9 @@ async fn one_refused_write_does_not_fail_the_rest_of_its_group() {
 
 #[tokio::test]
 async fn events_nobody_waits_for_are_written_once_and_in_order_after_a_fault() {
-    let fixture = StoreFixture::new().await;
+    let Some(fixture) = StoreFixture::of_file().await else {
+        return;
+    };
     let (log, session) = (fixture.store.events(), SessionId::generate());
     log.append(&session, vec![delta("0")]).await.unwrap();
     let mut other = raw(&fixture.path()).await;

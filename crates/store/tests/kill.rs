@@ -6,13 +6,12 @@ mod common;
 use std::{
     collections::HashMap,
     io::{BufRead, BufReader, Write},
-    path::PathBuf,
     process::{Command, Stdio},
 };
 
-use common::delta;
+use common::{delta, postgres};
 use oubliette_protocol::{SessionId, debug::DebugBody};
-use oubliette_store::{DebugFilter, Store};
+use oubliette_store::{DebugFilter, StoreLocation};
 
 const DATABASE_VAR: &str = "OUBLIETTE_KILL_TEST_DATABASE";
 
@@ -20,7 +19,7 @@ const DATABASE_VAR: &str = "OUBLIETTE_KILL_TEST_DATABASE";
 #[test]
 #[ignore = "run by the test below, as a process of its own"]
 fn child_appends_until_it_is_killed() {
-    let Some(path) = std::env::var_os(DATABASE_VAR).map(PathBuf::from) else {
+    let Ok(database) = std::env::var(DATABASE_VAR) else {
         return;
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -29,7 +28,7 @@ fn child_appends_until_it_is_killed() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let store = Store::open(&path).await.unwrap();
+        let store = common::open(&location(&database)).await;
         let mut tasks = Vec::new();
         for _ in 0..8 {
             let store = store.clone();
@@ -59,6 +58,13 @@ fn child_appends_until_it_is_killed() {
     });
 }
 
+fn location(database: &str) -> StoreLocation {
+    match database.starts_with("postgres:") {
+        true => StoreLocation::Postgres(database.parse().unwrap()),
+        false => StoreLocation::File(database.into()),
+    }
+}
+
 fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
@@ -68,7 +74,10 @@ fn print_line(line: &str) {
 #[tokio::test]
 async fn every_acknowledged_event_survives_kill_9() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("oubliette.db");
+    let database = match postgres::is_selected() {
+        true => postgres::url_text(&postgres::new_schema().await),
+        false => dir.path().join("oubliette.db").display().to_string(),
+    };
     let mut acknowledged: HashMap<SessionId, i64> = HashMap::new();
     let mut recorded = 0;
     // Killed several times, each time continuing with the database of the last run.
@@ -80,7 +89,7 @@ async fn every_acknowledged_event_survives_kill_9() {
                 "--ignored",
                 "--nocapture",
             ])
-            .env(DATABASE_VAR, &path)
+            .env(DATABASE_VAR, &database)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -117,7 +126,7 @@ async fn every_acknowledged_event_survives_kill_9() {
         child.wait().unwrap();
         assert!(acks >= 400 * round, "the child spoke: {acks}");
     }
-    let store = Store::open(&path).await.unwrap();
+    let store = common::open(&location(&database)).await;
     for (session, last) in &acknowledged {
         let events = store.events().read(session, -1, 1_000_000).await.unwrap();
         assert!(

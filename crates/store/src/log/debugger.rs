@@ -5,7 +5,7 @@
 //! the queue after a short delay, or at once when somebody waits for it, because one commit per tool call
 //! would cost more than the call.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::VecDeque, sync::Arc, time::Duration};
 
 use futures::{TryStreamExt, future::BoxFuture};
 use jiff::Timestamp;
@@ -14,17 +14,21 @@ use oubliette_protocol::{
     debug::{DebugBody, DebugEvent},
 };
 use parking_lot::Mutex;
-use sqlx::{QueryBuilder, Row, Sqlite, SqlitePool};
 use tokio::{
     sync::{Notify, oneshot, watch},
     time::Instant,
 };
 
 use super::{
+    debug_size::{CountedSession, DebugSizes},
     follow::{self, CHUNK_BYTES, CHUNK_ROWS, FollowableLog, LogBatch, LogFollower, run_detached},
     tail::{HasLogIndex, LogTail},
 };
-use crate::{db_error::read_error, writer::SequenceCounter};
+use crate::{
+    db::{DbPool, DbRow, QueryBuilder, query_scalar},
+    db_error::read_error,
+    writer::SequenceCounter,
+};
 
 /// Maximum size of the queue, in bytes of JSON. Beyond it events are dropped and a warning is logged.
 const QUEUE_BYTES: usize = 8 * 1024 * 1024;
@@ -54,7 +58,7 @@ pub struct DebugFilter {
 /// The debugger's log.
 #[derive(Clone)]
 pub struct DebugLog {
-    readers: SqlitePool,
+    readers: DbPool,
     queue: Arc<DebugQueue>,
 }
 
@@ -65,8 +69,18 @@ impl std::fmt::Debug for DebugLog {
 }
 
 impl DebugLog {
-    pub(crate) fn new(readers: SqlitePool, queue: Arc<DebugQueue>) -> Self {
+    pub(crate) fn new(readers: DbPool, queue: Arc<DebugQueue>) -> Self {
         Self { readers, queue }
+    }
+
+    /// Limits what each session may have of the log to so many bytes of JSON. Beyond it [`CountedSession::check`] fails.
+    pub fn set_session_limit(&self, bytes: u64) {
+        self.queue.sizes.set_limit(bytes);
+    }
+
+    /// Begins to count what a session has.
+    pub fn count_session(&self, session: SessionId) -> CountedSession {
+        CountedSession::begin(session, self.queue.sizes.clone(), self.readers.clone())
     }
 
     /// Records an event without waiting until it is durable. Events keep the order they were recorded in.
@@ -214,6 +228,7 @@ pub(crate) struct DebugQueue {
     backlog: Mutex<DebugBacklog>,
     wake: Notify,
     written: watch::Sender<u64>,
+    sizes: Arc<DebugSizes>,
     pub(crate) tail: Arc<LogTail<RecordedDebugEvent>>,
 }
 
@@ -237,6 +252,7 @@ impl Default for DebugQueue {
             backlog,
             wake,
             written: watch::Sender::new(0),
+            sizes: Arc::default(),
             tail: Arc::default(),
         }
     }
@@ -251,6 +267,9 @@ impl DebugQueue {
         text: String,
         reply: Option<oneshot::Sender<Result<()>>>,
     ) {
+        if let Some(session) = &session {
+            self.sizes.add(session, text.len());
+        }
         let mut backlog = self.backlog.lock();
         if backlog.closed || backlog.bytes + text.len() > QUEUE_BYTES {
             // Dropping the reply channel fails a waiting `record_durable`.
@@ -360,7 +379,7 @@ impl DebugQueue {
 }
 
 struct FollowedDebugLog {
-    readers: SqlitePool,
+    readers: DbPool,
     queue: Arc<DebugQueue>,
     filter: DebugFilter,
 }
@@ -407,8 +426,8 @@ impl FollowableLog for FollowedDebugLog {
     }
 }
 
-async fn last_index(readers: &SqlitePool) -> Result<i64> {
-    let next: Option<i64> = sqlx::query_scalar("SELECT value FROM counters WHERE name = $1")
+pub(crate) async fn last_index(readers: &DbPool) -> Result<i64> {
+    let next: Option<i64> = query_scalar("SELECT value FROM counters WHERE name = $1")
         .bind(SequenceCounter::Debug.name())
         .fetch_optional(readers)
         .await
@@ -417,7 +436,7 @@ async fn last_index(readers: &SqlitePool) -> Result<i64> {
 }
 
 async fn read(
-    readers: &SqlitePool,
+    readers: &DbPool,
     filter: &DebugFilter,
     since: i64,
     upto: i64,
@@ -425,7 +444,7 @@ async fn read(
     max_bytes: usize,
 ) -> Result<LogBatch<Arc<DebugEvent>>> {
     let mut query =
-        QueryBuilder::<Sqlite>::new("SELECT idx, ts, session_id, agent, body FROM debug_events WHERE idx > ");
+        QueryBuilder::new("SELECT idx, ts, session_id, agent, body FROM debug_events WHERE idx > ");
     query.push_bind(since).push(" AND idx <= ").push_bind(upto);
     if let Some(session) = &filter.session {
         query.push(" AND session_id = ").push_bind(session.as_str());
@@ -451,9 +470,9 @@ async fn read(
     let (mut items, mut bytes) = (Vec::new(), 0);
     let mut full = false;
     while let Some(row) = rows.try_next().await.map_err(read_error)? {
-        let text: &str = row.try_get("body").map_err(read_error)?;
+        let text = row.text("body").map_err(read_error)?;
         bytes += text.len();
-        items.push(Arc::new(debug_event(&row, text)?));
+        items.push(Arc::new(debug_event(&row, &text)?));
         full = items.len() >= max || bytes >= max_bytes;
         if full {
             break;
@@ -467,13 +486,13 @@ async fn read(
     Ok(LogBatch { items, scanned_to })
 }
 
-fn debug_event(row: &sqlx::sqlite::SqliteRow, text: &str) -> Result<DebugEvent> {
-    let id = |column| row.try_get::<Option<&str>, _>(column).map_err(read_error);
+fn debug_event(row: &DbRow, text: &str) -> Result<DebugEvent> {
+    let id = |column: &'static str| row.try_get::<Option<Cow<'_, str>>>(column).map_err(read_error);
     Ok(DebugEvent {
         index: row.try_get("idx").map_err(read_error)?,
         ts: Timestamp::from_millisecond(row.try_get("ts").map_err(read_error)?).map_err(Error::internal)?,
-        session_id: id("session_id")?.map(str::parse).transpose()?,
-        agent: id("agent")?.map(str::parse).transpose()?,
+        session_id: id("session_id")?.map(|id| id.parse()).transpose()?,
+        agent: id("agent")?.map(|id| id.parse()).transpose()?,
         body: serde_json::from_str(text)
             .map_err(|e| Error::internal_during("reading a stored debugger event", e))?,
     })

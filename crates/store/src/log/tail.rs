@@ -75,6 +75,15 @@ impl<T: HasLogIndex> LogTail<T> {
         let mut ring = self.ring.lock();
         for (item, bytes) in items {
             last = Some(item.index());
+            if ring
+                .items
+                .back()
+                .is_some_and(|(before, _)| before.index() + 1 != item.index())
+            {
+                // Another server has appended meanwhile; readers find what is between in the database.
+                ring.items.clear();
+                ring.bytes = 0;
+            }
             if !ring.readers.is_empty() {
                 ring.items.push_back((item, bytes));
                 ring.bytes += bytes;
@@ -234,6 +243,19 @@ impl SessionTails {
         }
     }
 
+    /// Records that a session's log is committed at least up to `last`, and wakes its followers.
+    pub(crate) fn advance(&self, session: &SessionId, last: i64) {
+        let tail = self.tails.lock().by_session.get(session).and_then(Weak::upgrade);
+        if let Some(tail) = tail {
+            tail.advance_to(last);
+        }
+    }
+
+    /// The sessions whose logs are followed.
+    pub(crate) fn followed(&self) -> Vec<SessionId> {
+        self.tails.lock().by_session.keys().cloned().collect()
+    }
+
     /// Closes a deleted session's log for its followers.
     pub(crate) fn close_session(&self, session: &SessionId) {
         if let Some(tail) = self
@@ -328,6 +350,19 @@ mod tests {
         assert_eq!(tail.ring_len(), 1);
         tail.unsubscribe(b);
         assert_eq!(tail.ring_len(), 0);
+    }
+
+    #[test]
+    fn a_ring_never_has_a_hole() {
+        let tail = LogTail::default();
+        let reader = tail.subscribe(0);
+        tail.publish((0..3).map(event));
+        tail.publish((5..7).map(event));
+        assert!(
+            tail.take_from(reader, 3).is_empty(),
+            "3 and 4 are in the database"
+        );
+        assert_eq!(indexes(&tail.take_from(reader, 5)), [5, 6]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use oubliette_protocol::{Result, TokenId};
 
 use super::row::parsed;
 use crate::{
+    db::{QueryBuilder, postgres::lease::DATABASE_CLOCK, query},
     db_error::{WriteError, read_error},
     store::Store,
     writer::{StoreWrite, WriteTx},
@@ -28,12 +29,19 @@ impl Store {
     /// The token of the login with this cookie hash, if the login is younger than `life`.
     pub async fn login_token(&self, hash: &[u8; 32], life: Duration) -> Result<Option<TokenId>> {
         let life = i64::try_from(life.as_millis()).unwrap_or(i64::MAX);
-        let row = sqlx::query("SELECT token_id FROM logins WHERE hash = $1 AND created_at > $2")
-            .bind(hex::encode(hash))
-            .bind(crate::now().as_millisecond().saturating_sub(life))
-            .fetch_optional(self.readers())
-            .await
-            .map_err(read_error)?;
+        let row = self
+            .while_active(async {
+                let mut query = QueryBuilder::new("SELECT token_id FROM logins WHERE hash = ");
+                query.push_bind(hex::encode(hash)).push(" AND created_at > ");
+                match self.cluster() {
+                    // Servers of a cluster write the database's time.
+                    Some(_) => query.push(DATABASE_CLOCK).push(" - ").push_bind(life),
+                    None => query.push_bind(crate::now().as_millisecond().saturating_sub(life)),
+                };
+                let row = query.build().fetch_optional(self.readers()).await;
+                row.map_err(read_error)
+            })
+            .await?;
         row.as_ref().map(|row| parsed(row, "token_id")).transpose()
     }
 
@@ -52,13 +60,13 @@ impl StoreWrite for InsertLogin {
     type Out = ();
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
-        sqlx::query("INSERT INTO logins (hash, token_id, created_at) VALUES ($1, $2, $3)")
+        query("INSERT INTO logins (hash, token_id, created_at) VALUES ($1, $2, $3)")
             .bind(&self.hash)
             .bind(self.token.as_str())
             .bind(tx.now_millis())
             .execute(&mut tx.db)
             .await?;
-        sqlx::query(
+        query(
             "DELETE FROM logins WHERE hash IN
              (SELECT hash FROM logins ORDER BY created_at DESC, hash LIMIT 100 OFFSET $1)",
         )
@@ -75,7 +83,7 @@ impl StoreWrite for DeleteLogin {
     type Out = ();
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
-        sqlx::query("DELETE FROM logins WHERE hash = $1")
+        query("DELETE FROM logins WHERE hash = $1")
             .bind(&self.0)
             .execute(&mut tx.db)
             .await?;

@@ -3,19 +3,22 @@
 
 use oubliette_protocol::{Error, Result, SessionId, Slug};
 use serde_json::Value;
-use sqlx::Row;
 
 use super::row::to_json;
 use crate::{
+    db::{query, query_scalar},
     db_error::{WriteError, read_error},
     store::Store,
     writer::{StoreWrite, WriteTx},
 };
 
+/// What an entry of memory takes in the database besides its text, in bytes.
+pub const MEMORY_ENTRY_OVERHEAD: u64 = 128;
+
 impl Store {
     /// All entries of an agent's memory in a session, in the order they were added.
     pub async fn memory_load(&self, session: &SessionId, agent: &Slug) -> Result<Vec<Value>> {
-        let rows = sqlx::query("SELECT entry FROM memory WHERE session_id = $1 AND agent = $2 ORDER BY seq")
+        let rows = query("SELECT entry FROM memory WHERE session_id = $1 AND agent = $2 ORDER BY seq")
             .bind(session.as_str())
             .bind(agent.as_str())
             .fetch_all(self.readers())
@@ -38,14 +41,31 @@ impl Store {
 
     /// Number of entries of an agent's memory.
     pub async fn memory_len(&self, session: &SessionId, agent: &Slug) -> Result<u64> {
-        let count: i64 =
-            sqlx::query_scalar("SELECT COUNT(*) FROM memory WHERE session_id = $1 AND agent = $2")
-                .bind(session.as_str())
-                .bind(agent.as_str())
-                .fetch_one(self.readers())
-                .await
-                .map_err(read_error)?;
+        let count: i64 = query_scalar("SELECT COUNT(*) FROM memory WHERE session_id = $1 AND agent = $2")
+            .bind(session.as_str())
+            .bind(agent.as_str())
+            .fetch_one(self.readers())
+            .await
+            .map_err(read_error)?;
         u64::try_from(count).map_err(Error::internal)
+    }
+
+    /// Size of an agent's memory: the JSON of its entries, and [`MEMORY_ENTRY_OVERHEAD`] for each.
+    pub async fn memory_bytes(&self, session: &SessionId, agent: &Slug) -> Result<u64> {
+        let row = query(
+            "SELECT COUNT(*), COALESCE(SUM(octet_length(entry)), 0) FROM memory
+             WHERE session_id = $1 AND agent = $2",
+        )
+        .bind(session.as_str())
+        .bind(agent.as_str())
+        .fetch_one(self.readers())
+        .await
+        .map_err(read_error)?;
+        let number = |column: usize| {
+            let number: i64 = row.try_get(column).map_err(read_error)?;
+            u64::try_from(number).map_err(Error::internal)
+        };
+        Ok(number(0)? * MEMORY_ENTRY_OVERHEAD + number(1)?)
     }
 
     async fn write_memory(
@@ -86,20 +106,20 @@ impl StoreWrite for WriteMemory {
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let (session, agent) = (self.session.as_str(), self.agent.as_str());
         if self.mode == MemoryWriteMode::Replace {
-            sqlx::query("DELETE FROM memory WHERE session_id = $1 AND agent = $2")
+            query("DELETE FROM memory WHERE session_id = $1 AND agent = $2")
                 .bind(session)
                 .bind(agent)
                 .execute(&mut tx.db)
                 .await?;
         }
-        let last = sqlx::query("SELECT MAX(seq) FROM memory WHERE session_id = $1 AND agent = $2")
+        let last = query("SELECT MAX(seq) FROM memory WHERE session_id = $1 AND agent = $2")
             .bind(session)
             .bind(agent)
             .fetch_one(&mut tx.db)
             .await?;
-        let first = last.try_get::<Option<i64>, _>(0)?.map_or(0, |last| last + 1);
+        let first = last.try_get::<Option<i64>>(0)?.map_or(0, |last| last + 1);
         for (seq, entry) in (first..).zip(&self.entries) {
-            sqlx::query("INSERT INTO memory (session_id, agent, seq, entry) VALUES ($1, $2, $3, $4)")
+            query("INSERT INTO memory (session_id, agent, seq, entry) VALUES ($1, $2, $3, $4)")
                 .bind(session)
                 .bind(agent)
                 .bind(seq)

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use jiff::Timestamp;
-use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId};
+use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId, WorkspacePolicy};
 use serde_json::Value;
-use sqlx::{QueryBuilder, Row, Sqlite, sqlite::SqliteRow};
 
 use super::{
     row::{json, optional_parsed, parsed, text, time, to_json},
     workspaces::{self, WorkspaceRow},
 };
 use crate::{
+    db::{DbRow, QueryBuilder, query},
     db_error::{WriteError, read_error},
     page::{ListPage, PageRequest, PagedList},
     store::Store,
@@ -26,6 +26,9 @@ static LIST: PagedList<ProjectRow, ProjectId> = PagedList {
     key: |row| row.project_id.clone(),
     read: project_from_row,
 };
+/// Columns are named: one that a newer version adds while this one runs would change the type of a prepared statement's rows.
+const SELECT_PROJECTS: &str = "SELECT project_id, name, description, agent, env, api_key_scope, sandbox, limits, default_workspace, \
+     workspaces, created_at, updated_at FROM projects";
 /// Maximum length of `name_contains` in bytes, below SQLite's own limit for patterns, whose error is less
 /// helpful.
 const MAX_NEEDLE: usize = 1000;
@@ -53,6 +56,8 @@ pub struct ProjectRow {
     pub limits: Value,
     /// The default workspace of its sessions.
     pub default_workspace: WorkspaceId,
+    /// Where sessions work that name no workspace.
+    pub workspaces: WorkspacePolicy,
     /// When it was created.
     pub created_at: Timestamp,
     /// When it was last changed.
@@ -94,10 +99,9 @@ impl Store {
 
     /// One project.
     pub async fn project_get(&self, id: &ProjectId) -> Result<Option<ProjectRow>> {
-        let row = sqlx::query("SELECT * FROM projects WHERE project_id = $1")
-            .bind(id.as_str())
-            .fetch_optional(self.readers())
-            .await;
+        let mut query = QueryBuilder::new(SELECT_PROJECTS);
+        query.push(" WHERE project_id = ").push_bind(id.as_str());
+        let row = query.build().fetch_optional(self.readers()).await;
         row.map_err(read_error)?
             .map(|row| project_from_row(&row))
             .transpose()
@@ -123,7 +127,8 @@ impl Store {
     }
 
     async fn project_page(&self, filter: &ProjectFilter, page: &PageRequest) -> Result<ListPage<ProjectRow>> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM projects WHERE 1 = 1");
+        let mut query = QueryBuilder::new(SELECT_PROJECTS);
+        query.push(" WHERE 1 = 1");
         if let Some(only) = &filter.project {
             query.push(" AND project_id = ").push_bind(only.as_str());
         }
@@ -167,7 +172,7 @@ fn like_pattern(needle: &str) -> Result<String> {
     Ok(pattern)
 }
 
-fn project_from_row(row: &SqliteRow) -> Result<ProjectRow> {
+fn project_from_row(row: &DbRow) -> Result<ProjectRow> {
     Ok(ProjectRow {
         project_id: parsed(row, "project_id")?,
         name: text(row, "name")?,
@@ -178,6 +183,7 @@ fn project_from_row(row: &SqliteRow) -> Result<ProjectRow> {
         sandbox: json(row, "sandbox")?,
         limits: json(row, "limits")?,
         default_workspace: parsed(row, "default_workspace")?,
+        workspaces: parsed(row, "workspaces")?,
         created_at: time(row, "created_at")?,
         updated_at: time(row, "updated_at")?,
     })
@@ -193,10 +199,10 @@ impl StoreWrite for InsertProject {
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let p = &self.project;
-        sqlx::query(
+        query(
             "INSERT INTO projects (project_id, name, name_folded, description, agent, env, api_key_scope,
-                                   sandbox, limits, default_workspace, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+                                   sandbox, limits, default_workspace, created_at, updated_at, workspaces)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
         )
         .bind(p.project_id.as_str())
         .bind(&p.name)
@@ -210,6 +216,7 @@ impl StoreWrite for InsertProject {
         .bind(p.default_workspace.as_str())
         .bind(p.created_at.as_millisecond())
         .bind(p.updated_at.as_millisecond())
+        .bind(p.workspaces.as_str())
         .execute(&mut tx.db)
         .await?;
         tx.touched.projects = true;
@@ -227,9 +234,10 @@ impl StoreWrite for UpdateProject {
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let p = &self.0;
-        let done = sqlx::query(
+        let done = query(
             "UPDATE projects SET name = $2, name_folded = $3, description = $4, agent = $5, env = $6,
-                    api_key_scope = $7, sandbox = $8, limits = $9, default_workspace = $10, updated_at = $11
+                    api_key_scope = $7, sandbox = $8, limits = $9, default_workspace = $10, updated_at = $11,
+                    workspaces = $12
              WHERE project_id = $1",
         )
         .bind(p.project_id.as_str())
@@ -243,6 +251,7 @@ impl StoreWrite for UpdateProject {
         .bind(to_json(&p.limits)?)
         .bind(p.default_workspace.as_str())
         .bind(p.updated_at.as_millisecond())
+        .bind(p.workspaces.as_str())
         .execute(&mut tx.db)
         .await?;
         tx.touched.projects = true;
@@ -262,15 +271,14 @@ impl StoreWrite for DeleteProject {
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<bool, WriteError> {
         let id = self.0.as_str();
-        let sessions = sqlx::query("SELECT session_id, status FROM sessions WHERE project_id = $1")
+        let sessions = query("SELECT session_id, status FROM sessions WHERE project_id = $1")
             .bind(id)
             .fetch_all(&mut tx.db)
             .await?;
         let mut gone = Vec::with_capacity(sessions.len());
         for row in &sessions {
-            let status: oubliette_protocol::event::SessionStatus =
-                row.try_get::<&str, _>("status")?.parse()?;
-            let session: oubliette_protocol::SessionId = row.try_get::<&str, _>("session_id")?.parse()?;
+            let status: oubliette_protocol::event::SessionStatus = row.text("status")?.parse()?;
+            let session: oubliette_protocol::SessionId = row.text("session_id")?.parse()?;
             if status.is_active() {
                 let why = format!("session {session} of project {id} is {status}: end it first");
                 return Err(Error::conflict(why).into());
@@ -278,16 +286,18 @@ impl StoreWrite for DeleteProject {
             gone.push(session);
         }
         let now = tx.now_millis();
-        sqlx::query("UPDATE tokens SET revoked_at = $2 WHERE project_id = $1 AND revoked_at IS NULL")
+        query("UPDATE tokens SET revoked_at = $2 WHERE project_id = $1 AND revoked_at IS NULL")
             .bind(id)
             .bind(now)
             .execute(&mut tx.db)
             .await?;
         // The large tables are only marked here; `purge` deletes their rows in chunks afterwards.
-        const STEPS: [&str; 9] = [
+        const STEPS: [&str; 11] = [
+            "DELETE FROM approvals WHERE project_id = $1",
             "DELETE FROM tokens WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
             "DELETE FROM queue WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
             "DELETE FROM memory WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
+            "DELETE FROM session_usage WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
             "INSERT INTO purge_events (log) SELECT log FROM event_logs
              WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
             "DELETE FROM event_logs WHERE session_id IN (SELECT session_id FROM sessions WHERE project_id = $1)",
@@ -298,11 +308,7 @@ impl StoreWrite for DeleteProject {
         ];
         let mut deleted = 0;
         for step in STEPS {
-            deleted = sqlx::query(step)
-                .bind(id)
-                .execute(&mut tx.db)
-                .await?
-                .rows_affected();
+            deleted = query(step).bind(id).execute(&mut tx.db).await?.rows_affected();
         }
         tx.deleted_sessions.append(&mut gone);
         (tx.touched.tokens, tx.touched.projects) = (true, true);

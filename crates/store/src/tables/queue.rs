@@ -8,6 +8,7 @@ use oubliette_protocol::{Error, Result, SessionId};
 
 use super::row::{number, text};
 use crate::{
+    db::{query, query_scalar},
     db_error::{WriteError, read_error},
     store::Store,
     writer::{StoreWrite, WriteTx},
@@ -30,7 +31,7 @@ impl Store {
 
     /// The queued messages of a session, in order of turns.
     pub async fn queue_list(&self, session: &SessionId) -> Result<Vec<QueuedMessage>> {
-        let rows = sqlx::query("SELECT turn, text FROM queue WHERE session_id = $1 ORDER BY turn")
+        let rows = query("SELECT turn, text FROM queue WHERE session_id = $1 ORDER BY turn")
             .bind(session.as_str())
             .fetch_all(self.readers())
             .await
@@ -46,11 +47,10 @@ impl Store {
 
     /// The sessions that have queued messages.
     pub async fn queue_sessions(&self) -> Result<Vec<SessionId>> {
-        let ids: Vec<String> =
-            sqlx::query_scalar("SELECT DISTINCT session_id FROM queue ORDER BY session_id")
-                .fetch_all(self.readers())
-                .await
-                .map_err(read_error)?;
+        let ids: Vec<String> = query_scalar("SELECT DISTINCT session_id FROM queue ORDER BY session_id")
+            .fetch_all(self.readers())
+            .await
+            .map_err(read_error)?;
         ids.iter().map(|id| id.parse().map_err(Error::internal)).collect()
     }
 
@@ -67,7 +67,7 @@ impl StoreWrite for EnqueueMessage {
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let Self(session, message) = self;
-        sqlx::query("INSERT INTO queue (session_id, turn, text) VALUES ($1, $2, $3)")
+        query("INSERT INTO queue (session_id, turn, text) VALUES ($1, $2, $3)")
             .bind(session.as_str())
             .bind(i64::try_from(message.turn).map_err(Error::internal)?)
             .bind(&message.text)
@@ -86,7 +86,7 @@ impl StoreWrite for DropQueuedMessages {
         match self.1 {
             Some(turn) => remove_queued(&self.0, turn, tx).await,
             None => {
-                sqlx::query("DELETE FROM queue WHERE session_id = $1")
+                query("DELETE FROM queue WHERE session_id = $1")
                     .bind(self.0.as_str())
                     .execute(&mut tx.db)
                     .await?;
@@ -102,7 +102,7 @@ pub(crate) async fn remove_queued(
     turn: u64,
     tx: &mut WriteTx,
 ) -> Result<(), WriteError> {
-    sqlx::query("DELETE FROM queue WHERE session_id = $1 AND turn = $2")
+    query("DELETE FROM queue WHERE session_id = $1 AND turn = $2")
         .bind(session.as_str())
         .bind(i64::try_from(turn).map_err(Error::internal)?)
         .execute(&mut tx.db)

@@ -4,10 +4,10 @@ use jiff::Timestamp;
 use oubliette_protocol::{
     Error, ProjectId, Result, SessionId, Slug, TokenId, WorkspaceId, event::SessionStatus,
 };
-use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 
 use super::row::{number, optional_parsed, optional_text, parsed, time};
 use crate::{
+    db::{DbRow, QueryBuilder, query},
     db_error::{WriteError, read_error},
     page::{ListPage, PageRequest, PagedList},
     store::Store,
@@ -21,9 +21,15 @@ static LIST: PagedList<SessionRow, SessionId> = PagedList {
     key: |row| row.session_id.clone(),
     read: session_from_row,
 };
+/// Columns are named: one that a newer version adds while this one runs would change the type of a prepared statement's rows.
+const SELECT_SESSIONS: &str = "SELECT session_id, project_id, workspace_id, agent, status, reason, parent_id, root_id, depth, turn, \
+     created_at, updated_at, created_by, title, agent_session, isolation, images FROM sessions";
 /// The condition of the partial index of active sessions. SQLite uses that index only if a query contains
 /// exactly this expression.
 const ACTIVE_CONDITION: &str = "status NOT IN ('ended', 'failed')";
+
+/// The first half of the key of the lock under which a project's sessions are counted.
+const PROJECT_LOCK_CLASS: i32 = 0x0b13;
 
 /// A session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +66,8 @@ pub struct SessionRow {
     pub agent_session: Option<String>,
     /// The isolation level of its sandbox.
     pub isolation: Option<String>,
+    /// The images of its sandboxes: a JSON object of names and the digests they stood for.
+    pub images: Option<String>,
 }
 
 /// A partial update of a session; absent fields are left unchanged.
@@ -81,6 +89,8 @@ pub struct SessionPatch {
     pub agent_session: Option<Option<String>>,
     /// New isolation level; `Some(None)` clears it.
     pub isolation: Option<Option<String>>,
+    /// New images; `Some(None)` clears them.
+    pub images: Option<Option<String>>,
     /// Removes the queued message of this turn, because it is now in the event log.
     pub dequeue_turn: Option<u64>,
 }
@@ -101,7 +111,11 @@ pub struct SessionFilter {
 impl Store {
     /// Stores a new session; `not_found` if its project does not exist.
     pub async fn session_insert(&self, session: SessionRow) -> Result<()> {
-        self.write(InsertSession(session)).await
+        self.write(InsertSession {
+            row: session,
+            max_active: None,
+        })
+        .await
     }
 
     /// Updates a session; `not_found` if there is none.
@@ -111,10 +125,9 @@ impl Store {
 
     /// One session.
     pub async fn session_get(&self, id: &SessionId) -> Result<Option<SessionRow>> {
-        let row = sqlx::query("SELECT * FROM sessions WHERE session_id = $1")
-            .bind(id.as_str())
-            .fetch_optional(self.readers())
-            .await;
+        let mut query = QueryBuilder::new(SELECT_SESSIONS);
+        query.push(" WHERE session_id = ").push_bind(id.as_str());
+        let row = query.build().fetch_optional(self.readers()).await;
         row.map_err(read_error)?
             .map(|row| session_from_row(&row))
             .transpose()
@@ -126,7 +139,7 @@ impl Store {
             Ok(project) => return Ok(Some(project)),
             Err(cache_version) => cache_version,
         };
-        let row = sqlx::query("SELECT project_id FROM sessions WHERE session_id = $1")
+        let row = query("SELECT project_id FROM sessions WHERE session_id = $1")
             .bind(id.as_str())
             .fetch_optional(self.readers())
             .await;
@@ -146,7 +159,8 @@ impl Store {
         filter: SessionFilter,
         page: PageRequest,
     ) -> Result<ListPage<SessionRow>> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE 1 = 1");
+        let mut query = QueryBuilder::new(SELECT_SESSIONS);
+        query.push(" WHERE 1 = 1");
         if let Some(project) = &filter.project {
             query.push(" AND project_id = ").push_bind(project.as_str());
         }
@@ -164,7 +178,8 @@ impl Store {
 
     /// The direct children of a session, oldest first.
     pub async fn session_children(&self, id: &SessionId) -> Result<Vec<SessionRow>> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE parent_id = ");
+        let mut query = QueryBuilder::new(SELECT_SESSIONS);
+        query.push(" WHERE parent_id = ");
         query.push_bind(id.as_str()).push(" ORDER BY session_id");
         self.fetch_sessions(query).await
     }
@@ -185,25 +200,27 @@ impl Store {
 
     /// A root session and all its descendants, oldest first.
     pub async fn session_tree(&self, root: &SessionId) -> Result<Vec<SessionRow>> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE root_id = ");
+        let mut query = QueryBuilder::new(SELECT_SESSIONS);
+        query.push(" WHERE root_id = ");
         query.push_bind(root.as_str()).push(" ORDER BY session_id");
         self.fetch_sessions(query).await
     }
 
     /// Every active session. Right after the server has started, these are the ones its last run left unfinished.
     pub async fn sessions_interrupted(&self) -> Result<Vec<SessionRow>> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM sessions WHERE ");
+        let mut query = QueryBuilder::new(SELECT_SESSIONS);
+        query.push(" WHERE ");
         query.push(ACTIVE_CONDITION).push(" ORDER BY session_id");
         self.fetch_sessions(query).await
     }
 
-    /// How many sessions of a project are active.
-    pub async fn session_count_active(&self, project: &ProjectId) -> Result<u64> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT COUNT(*) FROM sessions WHERE project_id = ");
-        query
-            .push_bind(project.as_str())
-            .push(" AND ")
-            .push(ACTIVE_CONDITION);
+    /// How many sessions are active: of a project, or of all.
+    pub async fn session_count_active(&self, project: Option<&ProjectId>) -> Result<u64> {
+        let mut query = QueryBuilder::new("SELECT COUNT(*) FROM sessions WHERE ");
+        query.push(ACTIVE_CONDITION);
+        if let Some(project) = project {
+            query.push(" AND project_id = ").push_bind(project.as_str());
+        }
         let count: i64 = query
             .build_query_scalar()
             .fetch_one(self.readers())
@@ -212,7 +229,7 @@ impl Store {
         u64::try_from(count).map_err(Error::internal)
     }
 
-    async fn fetch_sessions(&self, mut query: QueryBuilder<Sqlite>) -> Result<Vec<SessionRow>> {
+    async fn fetch_sessions(&self, query: QueryBuilder<'_>) -> Result<Vec<SessionRow>> {
         let rows = query
             .build()
             .fetch_all(self.readers())
@@ -222,7 +239,7 @@ impl Store {
     }
 }
 
-fn session_from_row(row: &SqliteRow) -> Result<SessionRow> {
+fn session_from_row(row: &DbRow) -> Result<SessionRow> {
     Ok(SessionRow {
         session_id: parsed(row, "session_id")?,
         project_id: parsed(row, "project_id")?,
@@ -240,21 +257,30 @@ fn session_from_row(row: &SqliteRow) -> Result<SessionRow> {
         title: optional_text(row, "title")?,
         agent_session: optional_text(row, "agent_session")?,
         isolation: optional_text(row, "isolation")?,
+        images: optional_text(row, "images")?,
     })
 }
 
-pub(crate) struct InsertSession(pub(crate) SessionRow);
+/// Stores a new session. In a cluster this server becomes the one that runs it.
+pub(crate) struct InsertSession {
+    pub(crate) row: SessionRow,
+    /// Refused in a cluster if the project has so many active sessions already: other servers start sessions too.
+    pub(crate) max_active: Option<u64>,
+}
 
 impl StoreWrite for InsertSession {
     type Out = ();
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
-        let s = &self.0;
-        sqlx::query(
+        let s = &self.row;
+        if let (Some(_), Some(max)) = (&tx.member, self.max_active) {
+            check_active_count(tx, &s.project_id, max).await?;
+        }
+        query(
             "INSERT INTO sessions (session_id, project_id, workspace_id, agent, status, reason, parent_id,
                                    root_id, depth, turn, created_at, updated_at, created_by, title,
-                                   agent_session, isolation)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
+                                   agent_session, isolation, images)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
         )
         .bind(s.session_id.as_str())
         .bind(s.project_id.as_str())
@@ -272,10 +298,37 @@ impl StoreWrite for InsertSession {
         .bind(s.title.as_deref())
         .bind(s.agent_session.as_deref())
         .bind(s.isolation.as_deref())
+        .bind(s.images.as_deref())
         .execute(&mut tx.db)
         .await?;
         Ok(())
     }
+}
+
+/// Refuses a new session of a project that has as many as it may have. The project stays locked until the transaction ends.
+async fn check_active_count(tx: &mut WriteTx, project: &ProjectId, max: u64) -> Result<(), WriteError> {
+    query("SELECT pg_advisory_xact_lock($1::int, hashtext($2))")
+        .bind(i64::from(PROJECT_LOCK_CLASS))
+        .bind(project.as_str())
+        .execute(&mut tx.db)
+        .await?;
+    let mut query = QueryBuilder::new("SELECT COUNT(*) FROM sessions WHERE project_id = ");
+    query
+        .push_bind(project.as_str())
+        .push(" AND ")
+        .push(ACTIVE_CONDITION);
+    let row = query.build().fetch_one(&mut tx.db).await?;
+    match row.try_get::<i64>(0)?.unsigned_abs() < max {
+        true => Ok(()),
+        false => Err(session_limit_error(max).into()),
+    }
+}
+
+/// The error of a project that has as many active sessions as it may have.
+pub fn session_limit_error(max: u64) -> Error {
+    Error::limit_exceeded(format!(
+        "the project has {max} active sessions, its most; end one first"
+    ))
 }
 
 struct UpdateSession(SessionId, SessionPatch);
@@ -300,7 +353,7 @@ impl SessionPatch {
 
     /// Applies the patch; `not_found` if there is no such session.
     pub(crate) async fn apply(&self, id: &SessionId, tx: &mut WriteTx) -> Result<(), WriteError> {
-        let mut query = QueryBuilder::<Sqlite>::new("UPDATE sessions SET updated_at = ");
+        let mut query = QueryBuilder::new("UPDATE sessions SET updated_at = ");
         query.push_bind(tx.now_millis());
         if let Some(status) = self.status {
             query.push(", status = ").push_bind(status.as_str());
@@ -321,6 +374,7 @@ impl SessionPatch {
             (", title = ", &self.title),
             (", agent_session = ", &self.agent_session),
             (", isolation = ", &self.isolation),
+            (", images = ", &self.images),
         ] {
             if let Some(value) = value {
                 query.push(column).push_bind(value.as_deref());

@@ -4,10 +4,10 @@ use indexmap::IndexMap;
 use jiff::Timestamp;
 use oubliette_protocol::{Error, ProjectId, Result, WorkspaceId};
 use serde_json::Value;
-use sqlx::{QueryBuilder, Sqlite, sqlite::SqliteRow};
 
 use super::row::{json, optional_json, parsed, text, time, to_json};
 use crate::{
+    db::{DbRow, QueryBuilder, query},
     db_error::{WriteError, read_error},
     page::{ListPage, PageRequest, PagedList, TimeIdKey},
     store::Store,
@@ -24,6 +24,9 @@ static LIST: PagedList<WorkspaceRow, TimeIdKey<WorkspaceId>> = PagedList {
     },
     read: workspace_from_row,
 };
+/// Columns are named: one that a newer version adds while this one runs would change the type of a prepared statement's rows.
+const SELECT_WORKSPACES: &str =
+    "SELECT workspace_id, project_id, name, env, source, created_at FROM workspaces";
 
 /// A workspace.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,10 +58,9 @@ impl Store {
 
     /// One workspace.
     pub async fn workspace_get(&self, id: &WorkspaceId) -> Result<Option<WorkspaceRow>> {
-        let row = sqlx::query("SELECT * FROM workspaces WHERE workspace_id = $1")
-            .bind(id.as_str())
-            .fetch_optional(self.readers())
-            .await;
+        let mut query = QueryBuilder::new(SELECT_WORKSPACES);
+        query.push(" WHERE workspace_id = ").push_bind(id.as_str());
+        let row = query.build().fetch_optional(self.readers()).await;
         row.map_err(read_error)?
             .map(|row| workspace_from_row(&row))
             .transpose()
@@ -70,7 +72,8 @@ impl Store {
         project: &ProjectId,
         page: PageRequest,
     ) -> Result<ListPage<WorkspaceRow>> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM workspaces WHERE project_id = ");
+        let mut query = QueryBuilder::new(SELECT_WORKSPACES);
+        query.push(" WHERE project_id = ");
         query.push_bind(project.as_str());
         self.fetch_page(query, &LIST, &page).await
     }
@@ -81,7 +84,7 @@ impl Store {
     }
 }
 
-fn workspace_from_row(row: &SqliteRow) -> Result<WorkspaceRow> {
+fn workspace_from_row(row: &DbRow) -> Result<WorkspaceRow> {
     Ok(WorkspaceRow {
         workspace_id: parsed(row, "workspace_id")?,
         project_id: parsed(row, "project_id")?,
@@ -93,7 +96,7 @@ fn workspace_from_row(row: &SqliteRow) -> Result<WorkspaceRow> {
 }
 
 pub(super) async fn insert(tx: &mut WriteTx, workspace: &WorkspaceRow) -> Result<(), WriteError> {
-    sqlx::query(
+    query(
         "INSERT INTO workspaces (workspace_id, project_id, name, env, source, created_at)
          VALUES ($1, $2, $3, $4, $5, $6)",
     )
@@ -125,14 +128,13 @@ impl StoreWrite for UpdateWorkspace {
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
         let workspace = &self.0;
-        let done =
-            sqlx::query("UPDATE workspaces SET name = $2, env = $3, source = $4 WHERE workspace_id = $1")
-                .bind(workspace.workspace_id.as_str())
-                .bind(&workspace.name)
-                .bind(to_json(&workspace.env)?)
-                .bind(workspace.source.as_ref().map(to_json).transpose()?)
-                .execute(&mut tx.db)
-                .await?;
+        let done = query("UPDATE workspaces SET name = $2, env = $3, source = $4 WHERE workspace_id = $1")
+            .bind(workspace.workspace_id.as_str())
+            .bind(&workspace.name)
+            .bind(to_json(&workspace.env)?)
+            .bind(workspace.source.as_ref().map(to_json).transpose()?)
+            .execute(&mut tx.db)
+            .await?;
         match done.rows_affected() {
             0 => Err(Error::not_found(format!("there is no workspace {}", workspace.workspace_id)).into()),
             _ => Ok(()),
@@ -146,7 +148,7 @@ impl StoreWrite for DeleteWorkspace {
     type Out = bool;
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<bool, WriteError> {
-        let done = sqlx::query("DELETE FROM workspaces WHERE workspace_id = $1")
+        let done = query("DELETE FROM workspaces WHERE workspace_id = $1")
             .bind(self.0.as_str())
             .execute(&mut tx.db)
             .await?;

@@ -5,15 +5,19 @@ use std::{future::Future, sync::Arc};
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use oubliette_protocol::{
-    Error, Result, SessionId,
+    Error, Result, ServerId, SessionId, TokenId,
     event::{EventBody, SessionEvent},
 };
-use sqlx::{Row, SqliteConnection};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use super::audit::AuditJob;
 use crate::{
+    db::{DbConnection, query},
     db_error::WriteError,
-    tables::sessions::{InsertSession, SessionPatch},
+    tables::{
+        approvals::ApprovalChange,
+        sessions::{InsertSession, SessionPatch},
+    },
 };
 
 /// What a write must survive once it has been answered.
@@ -23,6 +27,15 @@ pub(crate) enum Survives {
     Crash,
     /// A power cut: `synchronous = FULL`, the commit waits for the disk.
     PowerCut,
+}
+
+/// When a write is to be committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CommitUrgency {
+    /// At once.
+    Now,
+    /// With the next write, which follows at once, or a moment later.
+    WithNext,
 }
 
 /// A write operation. `apply` may run twice: once in its group, and again alone when the group could not
@@ -39,7 +52,7 @@ pub(crate) trait StoreWrite: Send + Sync + 'static {
 /// The transaction of a group, and what is to be done once it is committed.
 pub(crate) struct WriteTx {
     /// The connection, inside the transaction.
-    pub(crate) db: SqliteConnection,
+    pub(crate) db: DbConnection,
     /// The time the group is written, the same for all its rows.
     pub(crate) now: Timestamp,
     /// Sessions deleted by this transaction.
@@ -48,6 +61,12 @@ pub(crate) struct WriteTx {
     pub(crate) needs_purge: bool,
     /// Caches to invalidate.
     pub(crate) touched: TouchedCaches,
+    /// This server, if it is one of a cluster.
+    pub(crate) member: Option<ServerId>,
+    /// Trees that this transaction claimed or released: what is cached of their logs may be old.
+    pub(crate) moved_trees: Vec<SessionId>,
+    /// Tokens revoked by this transaction.
+    pub(crate) revoked_tokens: Vec<TokenId>,
 }
 
 /// Which row caches a transaction makes stale.
@@ -55,22 +74,24 @@ pub(crate) struct WriteTx {
 pub(crate) struct TouchedCaches {
     pub(crate) tokens: bool,
     pub(crate) projects: bool,
+    /// No rows are cached of these, but others are told of a change.
+    pub(crate) definitions: bool,
 }
 
 /// A persistent sequence whose numbers are never reused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SequenceCounter {
     Debug,
-    Audit,
     EventLog,
+    Definitions,
 }
 
 impl SequenceCounter {
     pub(crate) fn name(self) -> &'static str {
         match self {
             SequenceCounter::Debug => "debug",
-            SequenceCounter::Audit => "audit",
             SequenceCounter::EventLog => "event_log",
+            SequenceCounter::Definitions => "definitions",
         }
     }
 }
@@ -83,7 +104,7 @@ impl WriteTx {
         count: usize,
     ) -> Result<i64, WriteError> {
         let count = i64::try_from(count).map_err(Error::internal)?;
-        let row = sqlx::query(
+        let row = query(
             "INSERT INTO counters (name, value) VALUES ($1, $2)
              ON CONFLICT (name) DO UPDATE SET value = counters.value + $2 RETURNING value",
         )
@@ -91,7 +112,7 @@ impl WriteTx {
         .bind(count)
         .fetch_one(&mut self.db)
         .await?;
-        Ok(row.try_get::<i64, _>(0)? - count)
+        Ok(row.try_get::<i64>(0)? - count)
     }
 
     /// The group's time in milliseconds since the epoch.
@@ -104,16 +125,28 @@ impl WriteTx {
 pub(crate) enum WriterTask {
     /// Append events to a session's log.
     Events(EventJob),
+    /// Append entries to the audit log.
+    Audit(AuditJob),
     /// Any other write.
     Work(Box<dyn WriteJob>),
     /// Finish queued tasks and end.
     Close,
 }
 
-/// A change of a session's row.
+impl WriterTask {
+    pub(super) fn urgency(&self) -> CommitUrgency {
+        match self {
+            WriterTask::Events(job) => job.urgency,
+            WriterTask::Audit(_) | WriterTask::Work(_) | WriterTask::Close => CommitUrgency::Now,
+        }
+    }
+}
+
+/// A change of a session's row, or of one of its approvals, that is committed with events.
 pub(crate) enum SessionRowChange {
     Insert(Box<InsertSession>),
     Update(Box<SessionPatch>),
+    Approval(ApprovalChange),
 }
 
 impl SessionRowChange {
@@ -121,6 +154,7 @@ impl SessionRowChange {
         match self {
             SessionRowChange::Insert(insert) => insert.apply(tx).await,
             SessionRowChange::Update(patch) => patch.apply(session, tx).await,
+            SessionRowChange::Approval(change) => change.apply(session, tx).await,
         }
     }
 }
@@ -130,10 +164,11 @@ pub(crate) struct EventJob {
     pub(crate) session: SessionId,
     /// Each with its JSON, encoded by the appending task to keep the writer's work small.
     pub(crate) bodies: Vec<(EventBody, String)>,
-    /// A change of the session's row to be committed in the same transaction.
+    /// A change of a row to be committed in the same transaction.
     pub(crate) row_change: Option<SessionRowChange>,
     /// Where to send the committed events; none if nobody waits.
     pub(crate) reply: Option<oneshot::Sender<Result<Vec<Arc<SessionEvent>>>>>,
+    pub(crate) urgency: CommitUrgency,
     /// Its share of the memory limit for waiting events, released when the job is dropped.
     pub(crate) pending_budget: Option<OwnedSemaphorePermit>,
 }
@@ -182,7 +217,7 @@ impl StoreWrite for WriteProbe {
     const SURVIVES: Survives = Survives::PowerCut;
 
     async fn apply(&self, tx: &mut WriteTx) -> Result<(), WriteError> {
-        sqlx::query(
+        query(
             "INSERT INTO counters (name, value) VALUES ('probe', 1)
              ON CONFLICT (name) DO UPDATE SET value = counters.value + 1",
         )

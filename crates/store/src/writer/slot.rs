@@ -5,6 +5,7 @@ use std::sync::Arc;
 use oubliette_protocol::{Error, ErrorCode, ProjectId, event::SessionEvent};
 
 use super::{
+    audit::AuditJob,
     job::{EventJob, Survives, WriteJob, WriteTx},
     unwritten::UnwrittenEvents,
 };
@@ -21,6 +22,11 @@ pub(super) enum GroupSlot {
         job: Box<dyn WriteJob>,
         refused: Option<Error>,
     },
+    Audit {
+        job: AuditJob,
+        /// The index of its first entry, once assigned.
+        first: i64,
+    },
     Debug {
         job: Box<DebugJob>,
         /// Its index, once assigned.
@@ -35,15 +41,17 @@ pub(super) struct DebugLogPosition {
 }
 
 /// Applies one job in a savepoint, so that a refused job leaves no change behind. A job that is alone in its
-/// group needs no savepoint: its whole transaction is rolled back and begun anew.
+/// group needs none on SQLite: its whole transaction is rolled back and begun anew.
 pub(super) async fn apply_in_savepoint(
     tx: &mut WriteTx,
     alone: bool,
     job: &mut Box<dyn WriteJob>,
 ) -> Result<Option<Error>, WriteError> {
     let gone = tx.deleted_sessions.len();
+    // On PostgreSQL beginning anew would mean to check the lease again.
+    let alone = alone && !tx.db.is_postgres();
     if !alone {
-        sqlx::query("SAVEPOINT job").execute(&mut tx.db).await?;
+        tx.db.run("SAVEPOINT job").await?;
     }
     let outcome = job.apply(tx).await;
     if matches!(outcome, Err(WriteError::Refused(_))) {
@@ -52,19 +60,17 @@ pub(super) async fn apply_in_savepoint(
     match (outcome, alone) {
         (Ok(()), true) => Ok(None),
         (Ok(()), false) => {
-            sqlx::query("RELEASE SAVEPOINT job").execute(&mut tx.db).await?;
+            tx.db.run("RELEASE SAVEPOINT job").await?;
             Ok(None)
         }
         (Err(WriteError::Refused(error)), true) => {
-            sqlx::query("ROLLBACK").execute(&mut tx.db).await?;
-            sqlx::query("BEGIN IMMEDIATE").execute(&mut tx.db).await?;
+            tx.db.run("ROLLBACK").await?;
+            tx.db.run("BEGIN IMMEDIATE").await?;
             Ok(Some(error))
         }
         (Err(WriteError::Refused(error)), false) => {
-            sqlx::query("ROLLBACK TO SAVEPOINT job")
-                .execute(&mut tx.db)
-                .await?;
-            sqlx::query("RELEASE SAVEPOINT job").execute(&mut tx.db).await?;
+            tx.db.run("ROLLBACK TO SAVEPOINT job").await?;
+            tx.db.run("RELEASE SAVEPOINT job").await?;
             Ok(Some(error))
         }
         (Err(error), _) => Err(error),
@@ -88,6 +94,7 @@ impl GroupSlot {
     pub(super) fn survives(&self) -> Survives {
         match self {
             GroupSlot::Work { job, .. } => job.survives(),
+            GroupSlot::Audit { job, .. } => job.survives,
             GroupSlot::Events { .. } | GroupSlot::Debug { .. } => Survives::Crash,
         }
     }
@@ -108,6 +115,9 @@ impl GroupSlot {
                     }
                     (None, None) => {}
                 }
+            }
+            GroupSlot::Audit { job, first } => {
+                let _ = job.reply.send(failed.cloned().map_or(Ok(first), Err));
             }
             GroupSlot::Debug { job, .. } => {
                 let failed = failed.cloned();
