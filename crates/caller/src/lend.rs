@@ -96,6 +96,12 @@ impl Message {
         self
     }
 
+    /// Sets an argument, unless the program has set it.
+    pub(crate) fn with_default(mut self, field: &str, value: Value) -> Self {
+        self.0.entry(field).or_insert(value);
+        self
+    }
+
     pub(crate) fn session_id(&self) -> Option<&str> {
         self.0.get("session_id").and_then(Value::as_str)
     }

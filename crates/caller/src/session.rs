@@ -32,6 +32,8 @@ pub struct Session {
     lend: Arc<Lend>,
     session_id: String,
     turn: u64,
+    /// How many turns had failed when the last message was sent.
+    earlier_failures: u64,
     state: watch::Receiver<SessionProgress>,
     follow_task: JoinHandle<()>,
 }
@@ -44,6 +46,8 @@ pub(crate) struct SessionProgress {
     pub(crate) turn_error: Option<Error>,
     /// Whether the turn with that error has ended.
     turn_failed: bool,
+    /// How many turns have failed.
+    failed_turns: u64,
     /// Why the session ended, or why its stream cannot be read any more.
     pub(crate) end_reason: Option<Error>,
 }
@@ -63,11 +67,13 @@ impl SessionProgress {
 
     pub(crate) fn turn_stopped(&mut self) {
         self.turn_failed = self.turn_error.is_some();
+        self.failed_turns += u64::from(self.turn_failed);
     }
 
-    /// The result of turn `number`, if it has ended.
-    fn turn_outcome(&self, number: u64) -> Option<Result<Turn, Error>> {
-        let failed = self.turn_failed.then(|| self.turn_error.clone()).flatten();
+    /// The result of turn `number`, if it has ended. The first `earlier_failures` are of turns before it.
+    fn turn_outcome(&self, number: u64, earlier_failures: u64) -> Option<Result<Turn, Error>> {
+        let has_failed = self.turn_failed && self.failed_turns > earlier_failures;
+        let failed = has_failed.then(|| self.turn_error.clone()).flatten();
         let turn = self.turns.get(&number).cloned();
         turn.map(Ok)
             .or_else(|| failed.or_else(|| self.end_reason.clone()).map(Err))
@@ -102,6 +108,7 @@ impl Session {
             lend,
             session_id,
             turn,
+            earlier_failures: 0,
             state,
             follow_task: following,
         })
@@ -117,9 +124,12 @@ impl Session {
         self.turn
     }
 
-    /// Sends another message and returns the number of the turn it begins.
+    /// Sends another message and returns the number of the turn it begins. It declares the tools again: a server
+    /// that was restarted has forgotten them.
     pub async fn message(&mut self, text: impl Into<Message>) -> Result<u64, Error> {
         let message = text.into().session(&self.session_id);
+        let message = message.with_default("context", self.lend.context());
+        self.earlier_failures = self.state.borrow().failed_turns;
         self.turn = parse_reply(
             self.lend
                 .client
@@ -139,11 +149,18 @@ impl Session {
     /// Waits for the turn with this number to end.
     pub async fn turn(&self, number: u64) -> Result<Turn, Error> {
         let mut state = self.state.clone();
-        let found = state.wait_for(|state| state.turn_outcome(number).is_some()).await;
+        let earlier = if number < self.turn {
+            0
+        } else {
+            self.earlier_failures
+        };
+        let found = state
+            .wait_for(|state| state.turn_outcome(number, earlier).is_some())
+            .await;
         let ended = || Error::Ended("its stream is no longer followed".into());
         found
             .map_err(|_| ended())?
-            .turn_outcome(number)
+            .turn_outcome(number, earlier)
             .ok_or_else(ended)?
     }
 

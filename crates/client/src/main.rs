@@ -16,16 +16,24 @@
 //! - [`session_tools`]: the tools of the session, and where a call of each name goes.
 //! - [`server_connection`]: the relay socket's end: connecting, loading the tools, reconnecting.
 //!
+//! For an agent that takes MCP servers only over HTTP, [`with_http`] starts the agent and [`http_server`] beside it, which
+//! serves the same tools on the sandbox's loopback.
+//!
 //! The same program is a sandbox's first process (`oubliette-client sandbox-init`), so that a sandbox needs only one
-//! program of ours. That mode runs before any runtime or thread exists.
+//! program of ours. That mode runs before any runtime or thread exists. In a container `oubliette-client remote-stage` is
+//! the first process, which connects the container to the server. [`connect`] is another mode, for git: a tunnel through
+//! the sandbox's proxy.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod connect;
+mod http_server;
 mod mcp;
 mod relay_calls;
 mod server_connection;
 mod session_tools;
 mod stdio;
+mod with_http;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, sync::Arc};
 
@@ -35,12 +43,14 @@ const HELP: &str = "\
 oubliette-client: the tools of an Oubliette session, as an MCP server on stdin and stdout.
 
 Usage: oubliette-client [--help | --version]
+       oubliette-client with-http PORT PROGRAM [ARG…]   the tools at http://127.0.0.1:PORT/mcp, and the program
 
 An agent starts it; it is of no use by hand outside a sandbox. Environment:
   OUBLIETTE_SOCKET          the session's relay socket (default /mcp/relay.sock)
   OUBLIETTE_HANDOFF_SOCKET  a socket of the server: stdin and stdout are handed off to it, and the client ends
                             when the server does (default: none, the relay socket carries every call)
   OUBLIETTE_API_KEY         a token: Oubliette's own tools are offered as oubliette_<name>
+  OUBLIETTE_MCP_TOKEN       with-http: the bearer token that every request must have
 ";
 
 fn main() -> ExitCode {
@@ -50,8 +60,18 @@ fn main() -> ExitCode {
         args.next();
         oubliette_sandbox::inner::main(args)
     }
+    if args.peek().is_some_and(|arg| arg == "remote-stage") {
+        args.next();
+        oubliette_sandbox::stage::container::main(args)
+    }
     match args.next().as_ref().map(|arg| arg.to_string_lossy()).as_deref() {
         None => run(),
+        Some("with-http") => with_http::main(args),
+        Some("http-server") => match args.next() {
+            Some(_) => with_http::detach(),
+            None => http_server::main(),
+        },
+        Some("connect") => connect::main(args.map(|arg| arg.to_string_lossy().into_owned())),
         Some("--help" | "-h") => {
             print!("{HELP}");
             ExitCode::SUCCESS

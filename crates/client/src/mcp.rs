@@ -45,8 +45,10 @@ const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_AGENT_LINE: usize = 4 * MAX_LINE_BYTES;
 
 /// Handles the MCP requests that do not take the fast path.
-struct ClientMcpService {
-    fast_path: Arc<FastPath<RelayCalls>>,
+pub(crate) struct ClientMcpService {
+    calls: RelayCalls,
+    /// The fast path of stdin and stdout; HTTP has none.
+    fast_path: Option<Arc<FastPath<RelayCalls>>>,
     /// Whether a task sends plain change notifications already, as an agent with a handshake expects them: one is
     /// enough.
     sends_changes: AtomicBool,
@@ -59,11 +61,8 @@ pub(crate) async fn serve(calls: RelayCalls, agent: AgentStreams) -> ExitCode {
         output,
         server_gone,
     } = agent;
-    let fast_path = FastPath::new(calls, output.clone());
-    let service = ClientMcpService {
-        fast_path: fast_path.clone(),
-        sends_changes: AtomicBool::new(false),
-    };
+    let fast_path = FastPath::new(calls.clone(), output.clone());
+    let service = ClientMcpService::new(calls, Some(fast_path.clone()));
     let filter = LineFilter::new(input, fast_path);
     let input_ended = filter.input_ended();
     let serving = async {
@@ -109,18 +108,22 @@ async fn wait(running: RunningService<RoleServer, ClientMcpService>) -> ExitCode
 struct LibraryPeer<'a>(&'a Peer<RoleServer>);
 
 impl ProgressNotifier for LibraryPeer<'_> {
-    async fn notify_agent(&self, params: ProgressNotificationParam) {
+    async fn notify(&self, params: ProgressNotificationParam) {
         let _ = Box::pin(self.0.notify_progress(params)).await;
     }
 }
 
 impl ClientMcpService {
-    fn calls(&self) -> &RelayCalls {
-        self.fast_path.backend()
+    pub(crate) fn new(calls: RelayCalls, fast_path: Option<Arc<FastPath<RelayCalls>>>) -> Self {
+        Self {
+            calls,
+            fast_path,
+            sends_changes: AtomicBool::new(false),
+        }
     }
 
     fn tools(&self) -> &SessionTools {
-        self.calls().tools()
+        self.calls.tools()
     }
 }
 
@@ -142,7 +145,9 @@ impl ServerHandler for ClientMcpService {
         // Once the tools are loaded this returns at once.
         let mut loaded = self.tools().loaded();
         let _ = tokio::time::timeout(FIRST_LIST_TIMEOUT, loaded.wait_for(|loaded| *loaded)).await;
-        Ok(ListToolsResult::with_all_items(self.tools().list()))
+        let tools = self.tools().list();
+        self.calls.report_listed(&tools).await;
+        Ok(ListToolsResult::with_all_items(tools))
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
@@ -159,14 +164,14 @@ impl ServerHandler for ClientMcpService {
             .map_err(|why| ErrorData::invalid_params(why.to_string(), None))?;
         let options = CallOptions::default().cancel(context.ct.clone());
         let answer = match context.meta.get_progress_token() {
-            None => self.calls().start(&request.name, &arguments, options).await,
+            None => self.calls.start(&request.name, &arguments, options).await,
             Some(token) => {
                 let reports = Arc::new(ProgressReports::default());
                 let report = reports.queueing();
                 let options = options.on_progress(move |progress| report(progress));
-                let call = self.calls().start(&request.name, &arguments, options);
+                let call = self.calls.start(&request.name, &arguments, options);
                 let agent = LibraryPeer(&context.peer);
-                with_progress(call, token, &reports, self.calls().heartbeat(), &agent).await
+                with_progress(call, token, &reports, self.calls.heartbeat(), &agent).await
             }
         };
         Ok(to_mcp(answer.into_result(), version.as_ref()).into())
@@ -174,8 +179,9 @@ impl ServerHandler for ClientMcpService {
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
         let agent = context.peer.peer_info();
-        self.fast_path
-            .enable_for(agent.as_ref().map(|agent| &agent.protocol_version));
+        if let Some(fast_path) = &self.fast_path {
+            fast_path.enable_for(agent.as_ref().map(|agent| &agent.protocol_version));
+        }
         if self.sends_changes.swap(true, Ordering::Relaxed) {
             return;
         }

@@ -9,10 +9,11 @@ use oubliette_handoff::{
 };
 use oubliette_protocol::{
     CallerId, Error,
-    relay::method,
+    relay::{ToolsListedParams, method},
     tool::{CallResult, ToolAddress},
 };
 use oubliette_relay::{CallOptions, ProgressCallback};
+use rmcp::model::Tool;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{server_connection::ServerConnection, session_tools::SessionTools};
 
 /// Makes calls over the relay socket. Arguments are passed on as the text they came as.
+#[derive(Clone)]
 pub(crate) struct RelayCalls {
     tools: Arc<SessionTools>,
     server: Arc<ServerConnection>,
@@ -60,6 +62,16 @@ impl RelayCalls {
 
     pub(crate) fn tools(&self) -> &SessionTools {
         &self.tools
+    }
+
+    /// Tells the server which tools the agent has just been shown: it prompts an agent only when the agent knows them.
+    pub(crate) async fn report_listed(&self, tools: &[Tool]) {
+        if let Some(peer) = self.server.peer() {
+            let names = tools.iter().map(|tool| tool.name.to_string()).collect();
+            let params = serde_json::json!(ToolsListedParams { tools: names });
+            // Without a connection nobody waits for it; the next listing is reported again.
+            let _ = peer.notify(method::TOOLS_LISTED, params).await;
+        }
     }
 
     /// Starts a call. Name and arguments are serialized before it returns; dropping the future cancels the call and

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
+use oubliette_os::{DescriptorWorker, UntrustedStream};
 use oubliette_protocol::{
     ErrorCode,
     relay::{CallerToolsConfig, OublietteToolsParams, method},
@@ -122,13 +123,14 @@ impl ServerConnection {
             tools: self.tools.clone(),
             refresh: refresh.clone(),
         });
-        let (peer, ended) = match RpcPeer::spawn_unix(stream, notifications, PeerLimits::default()) {
-            Ok(spawned) => spawned,
+        let stream = match UntrustedStream::from_connected(stream, DescriptorWorker::default()) {
+            Ok(stream) => stream,
             Err(why) => {
                 eprintln!("oubliette-client: the connection cannot be used: {why}");
                 return ConnectionOutcome::NothingLoaded;
             }
         };
+        let (peer, ended) = RpcPeer::spawn_unix(stream, notifications, PeerLimits::default());
         self.peer.store(Some(Arc::new(peer.clone())));
         let mut outcome = ConnectionOutcome::NothingLoaded;
         let loading = async {

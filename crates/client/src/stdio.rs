@@ -13,6 +13,7 @@ use oubliette_handoff::{
     agent_output::AgentOutput,
     handshake::{HandoffReader, hand_off},
 };
+use oubliette_protocol::ByteBudget;
 use rmcp::transport::io::{StdioReader, stdio_pipes};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio_util::sync::CancellationToken;
@@ -45,12 +46,15 @@ pub(crate) async fn open(handoff_socket: Option<&Path>, key: Option<&str>) -> Ag
                 reader,
                 server_gone: server_gone.clone(),
             };
-            (input, AgentOutput::start(writer, BACKLOG))
+            (input, AgentOutput::start(writer, BACKLOG, ByteBudget::default()))
         }
         // The server refused, or does not listen yet: the relay socket is enough.
         None => {
             let (reader, writer) = stdio_pipes();
-            (AgentInput::Stdin(reader), AgentOutput::start(writer, BACKLOG))
+            (
+                AgentInput::Stdin(reader),
+                AgentOutput::start(writer, BACKLOG, ByteBudget::default()),
+            )
         }
     };
     AgentStreams {

@@ -11,6 +11,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use oubliette_protocol::{ByteBudget, ByteCharge};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
@@ -27,11 +28,14 @@ pub struct AgentOutput {
     state: Mutex<OutputState>,
     more: Notify,
     backlog: usize,
+    budget: ByteBudget,
 }
 
 #[derive(Debug, Default)]
 struct OutputState {
     waiting: Vec<u8>,
+    /// What the waiting lines are charged.
+    charges: Vec<ByteCharge>,
     /// Count of bytes, from the beginning.
     appended: u64,
     /// Count of bytes, from the beginning.
@@ -57,21 +61,33 @@ impl OutputState {
 pub struct OutputPosition(u64);
 
 impl AgentOutput {
-    /// Starts the writing task. [`AgentOutput::poll_room`] waits while `backlog` bytes or more are unwritten.
-    pub fn start(io: impl AsyncWrite + Send + Unpin + 'static, backlog: usize) -> Arc<Self> {
+    /// Starts the writing task. [`AgentOutput::poll_room`] waits while `backlog` bytes or more are unwritten. `budget` is
+    /// what calls, and lines on their way to and from the agent, are charged to.
+    pub fn start(
+        io: impl AsyncWrite + Send + Unpin + 'static,
+        backlog: usize,
+        budget: ByteBudget,
+    ) -> Arc<Self> {
         let output = Arc::new(Self {
             state: Mutex::default(),
             more: Notify::new(),
             backlog,
+            budget,
         });
         let task = tokio::spawn(output.clone().run(io));
         output.state.lock().task = Some(task.abort_handle());
         output
     }
 
-    /// Appends whole lines. It never waits: see [`AgentOutput::poll_room`].
-    pub(crate) fn append_lines(&self, lines: &[u8]) {
-        let Ok(_) = self.append(|waiting| {
+    /// What calls and lines are charged to.
+    pub(crate) fn budget(&self) -> &ByteBudget {
+        &self.budget
+    }
+
+    /// Appends whole lines. It never waits: see [`AgentOutput::poll_room`]. The charge is given back when they are
+    /// written.
+    pub(crate) fn append_lines(&self, lines: &[u8], charge: Option<ByteCharge>) {
+        let Ok(_) = self.append(charge, |waiting| {
             waiting.extend_from_slice(lines);
             Ok::<_, Infallible>(())
         });
@@ -80,6 +96,7 @@ impl AgentOutput {
     /// Appends what `fill` writes, or nothing when it fails. It never waits: see [`AgentOutput::poll_room`].
     pub(crate) fn append<E>(
         &self,
+        charge: Option<ByteCharge>,
         fill: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
     ) -> Result<OutputPosition, E> {
         let mut state = self.state.lock();
@@ -92,7 +109,10 @@ impl AgentOutput {
         let end = OutputPosition(state.appended);
         match state.broken {
             Some(_) => state.waiting = Vec::new(),
-            None => self.more.notify_one(),
+            None => {
+                state.charges.extend(charge);
+                self.more.notify_one();
+            }
         }
         Ok(end)
     }
@@ -102,6 +122,7 @@ impl AgentOutput {
         let mut state = self.state.lock();
         state.broken = Some(io::ErrorKind::NotConnected);
         state.waiting = Vec::new();
+        state.charges = Vec::new();
         if let Some(task) = state.task.take() {
             task.abort();
         }
@@ -143,10 +164,14 @@ impl AgentOutput {
     }
 
     async fn run(self: Arc<Self>, mut io: impl AsyncWrite + Send + Unpin) {
-        let mut batch = Vec::new();
+        let (mut batch, mut charges) = (Vec::new(), Vec::new());
         loop {
             self.more.notified().await;
-            std::mem::swap(&mut batch, &mut self.state.lock().waiting);
+            {
+                let mut state = self.state.lock();
+                std::mem::swap(&mut batch, &mut state.waiting);
+                std::mem::swap(&mut charges, &mut state.charges);
+            }
             let broken = write(&mut io, &batch).await.err().map(|why| why.kind());
             let mut state = self.state.lock();
             match broken {
@@ -154,6 +179,7 @@ impl AgentOutput {
                 Some(_) => {
                     state.broken = broken;
                     state.waiting = Vec::new();
+                    state.charges = Vec::new();
                 }
             }
             let wakers = std::mem::take(&mut state.wakers);
@@ -161,6 +187,7 @@ impl AgentOutput {
             wakers.into_iter().for_each(Waker::wake);
             batch.clear();
             batch.shrink_to(IDLE_CAPACITY);
+            charges.clear();
             if broken.is_some() {
                 return;
             }
@@ -182,7 +209,7 @@ impl AsyncWrite for AgentOutputWriter {
         if let Some(kind) = self.0.state.lock().broken {
             return Poll::Ready(Err(kind.into()));
         }
-        self.0.append_lines(bytes);
+        self.0.append_lines(bytes, None);
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -203,14 +230,15 @@ mod tests {
     const BACKLOG: usize = 64 * 1024 * 1024;
 
     fn line(out: &AgentOutput, line: &str) -> OutputPosition {
-        out.append_lines(line.as_bytes());
+        let charge = out.budget().charge(line.len()).unwrap();
+        out.append_lines(line.as_bytes(), Some(charge));
         out.end()
     }
 
     #[tokio::test]
     async fn no_line_is_lost_and_lines_ready_together_share_one_write() {
         let (mut far, near) = tokio::io::duplex(1 << 20);
-        let out = AgentOutput::start(near, BACKLOG);
+        let out = AgentOutput::start(near, BACKLOG, ByteBudget::default());
         let mut want = String::new();
         let mut read = vec![0; 1 << 20];
         for round in 0..20 {
@@ -243,7 +271,7 @@ mod tests {
     #[tokio::test]
     async fn written_returns_only_after_the_bytes_are_written() {
         let (mut far, near) = tokio::io::duplex(4);
-        let out = AgentOutput::start(near, BACKLOG);
+        let out = AgentOutput::start(near, BACKLOG, ByteBudget::default());
         let first = line(&out, "first\n");
         let mut writer = AgentOutputWriter(out.clone());
         writer.write_all(b"second\n").await.unwrap();
@@ -257,12 +285,14 @@ mod tests {
         out.written(first).await.unwrap();
         writer.flush().await.unwrap();
         assert_eq!(&reading.await.unwrap(), b"first\nsecond\n");
+        tokio::task::yield_now().await;
+        assert_eq!(out.budget().used(), 0);
     }
 
     #[tokio::test]
     async fn there_is_room_again_once_an_agent_far_behind_has_read() {
         let (mut far, near) = tokio::io::duplex(1 << 20);
-        let out = AgentOutput::start(near, BACKLOG);
+        let out = AgentOutput::start(near, BACKLOG, ByteBudget::default());
         let room = || std::future::poll_fn(|context| out.poll_room(context));
         room().await;
         let first = line(&out, &"x".repeat(2 << 20));
@@ -280,7 +310,7 @@ mod tests {
     async fn a_broken_stream_keeps_no_bytes() {
         let (far, near) = tokio::io::duplex(4);
         drop(far);
-        let out = AgentOutput::start(near, BACKLOG);
+        let out = AgentOutput::start(near, BACKLOG, ByteBudget::default());
         let mark = line(&out, "x\n");
         assert!(out.written(mark).await.is_err());
         line(&out, "y\n");
@@ -291,7 +321,7 @@ mod tests {
     #[tokio::test]
     async fn closing_drops_the_buffer_and_wakes_every_waiter() {
         let (near, _far) = tokio::io::duplex(1);
-        let out = AgentOutput::start(near, 8);
+        let out = AgentOutput::start(near, 8, ByteBudget::default());
         line(&out, "a line that nobody reads\n");
         tokio::task::yield_now().await;
         let mark = line(&out, "another\n");
@@ -308,5 +338,7 @@ mod tests {
         room.await.unwrap();
         assert!(written.await.unwrap().is_err());
         assert!(out.state.lock().waiting.is_empty());
+        tokio::task::yield_now().await;
+        assert_eq!(out.budget().used(), 0);
     }
 }

@@ -2,23 +2,24 @@
 //!
 //! Descriptors from a sandbox are hostile: whoever holds the same open file description can change its flags at any
 //! time. Only unnamed pipes and Unix stream sockets are taken, because only with these a read or write cannot be made
-//! to block the server: a pipe is reopened, which gives an open file description of our own, and each operation on a
-//! socket carries `MSG_DONTWAIT`.
+//! to block the server: a pipe is reopened, which gives an open file description of our own, and a socket is read,
+//! written and closed as a [`SharedSocket`].
 
 use std::{
     io,
     os::fd::{AsRawFd, OwnedFd},
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
+use oubliette_os::{SharedSocket, UntrustedDescriptor};
 use rustix::{
     fs::{FileType, Mode, OFlags},
-    net::{AddressFamily, RecvFlags, SendFlags, SocketType},
+    net::{AddressFamily, SocketType},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
-    net::{UnixStream, unix::pipe},
+    net::unix::pipe,
 };
 
 /// The `f_type` of the file system of unnamed pipes (`PIPEFS_MAGIC`). A named pipe has that of its directory.
@@ -27,16 +28,17 @@ const PIPEFS_MAGIC: u64 = 0x5049_5045;
 /// A descriptor of a kind that can be used without blocking.
 pub(crate) enum CheckedDescriptor {
     Pipe(OwnedFd),
-    Socket(OwnedFd),
+    Socket(UntrustedDescriptor),
 }
 
 impl CheckedDescriptor {
     /// Refuses everything but unnamed pipes and Unix stream sockets. It may block: `fstatfs` can ask a file system
     /// that the sandbox serves (FUSE).
-    pub(crate) fn check(descriptor: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn check(descriptor: UntrustedDescriptor) -> io::Result<Self> {
         let stat = rustix::fs::fstat(&descriptor)?;
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Fifo if is_unnamed_pipe(&descriptor)? => Ok(Self::Pipe(descriptor)),
+            // Closing an unnamed pipe does not block.
+            FileType::Fifo if is_unnamed_pipe(&descriptor)? => Ok(Self::Pipe(descriptor.into_trusted())),
             FileType::Socket
                 if rustix::net::sockopt::socket_domain(&descriptor)? == AddressFamily::UNIX
                     && rustix::net::sockopt::socket_type(&descriptor)? == SocketType::STREAM =>
@@ -54,7 +56,7 @@ impl CheckedDescriptor {
             Self::Pipe(pipe) => {
                 StdinSource::Pipe(pipe::Receiver::from_owned_fd(reopen(&pipe, OFlags::RDONLY)?)?)
             }
-            Self::Socket(socket) => StdinSource::Socket(register(socket)?),
+            Self::Socket(socket) => StdinSource::Socket(SharedSocket::new(socket, Interest::READABLE)?),
         }))
     }
 
@@ -63,12 +65,12 @@ impl CheckedDescriptor {
             Self::Pipe(pipe) => {
                 StdoutTarget::Pipe(pipe::Sender::from_owned_fd(reopen(&pipe, OFlags::WRONLY)?)?)
             }
-            Self::Socket(socket) => StdoutTarget::Socket(register(socket)?),
+            Self::Socket(socket) => StdoutTarget::Socket(SharedSocket::new(socket, Interest::WRITABLE)?),
         }))
     }
 }
 
-fn is_unnamed_pipe(descriptor: &OwnedFd) -> io::Result<bool> {
+fn is_unnamed_pipe(descriptor: &UntrustedDescriptor) -> io::Result<bool> {
     let file_system = rustix::fs::fstatfs(descriptor)?;
     Ok(u64::try_from(file_system.f_type).is_ok_and(|kind| kind == PIPEFS_MAGIC))
 }
@@ -83,14 +85,6 @@ fn reopen(pipe: &OwnedFd, access: OFlags) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Registers a socket with the runtime, which requires `O_NONBLOCK`. Another holder may clear that flag again, so
-/// reads and writes pass `MSG_DONTWAIT` as well.
-fn register(socket: OwnedFd) -> io::Result<UnixStream> {
-    let socket = std::os::unix::net::UnixStream::from(socket);
-    socket.set_nonblocking(true)?;
-    UnixStream::from_std(socket)
-}
-
 /// The client's stdin: what the agent writes.
 #[derive(Debug)]
 pub struct HandedOffStdin(StdinSource);
@@ -98,7 +92,7 @@ pub struct HandedOffStdin(StdinSource);
 #[derive(Debug)]
 enum StdinSource {
     Pipe(pipe::Receiver),
-    Socket(UnixStream),
+    Socket(SharedSocket),
 }
 
 /// The client's stdout: what the agent reads.
@@ -108,7 +102,7 @@ pub struct HandedOffStdout(StdoutTarget);
 #[derive(Debug)]
 enum StdoutTarget {
     Pipe(pipe::Sender),
-    Socket(UnixStream),
+    Socket(SharedSocket),
 }
 
 impl AsyncRead for HandedOffStdin {
@@ -119,27 +113,9 @@ impl AsyncRead for HandedOffStdin {
     ) -> Poll<io::Result<()>> {
         match &mut self.0 {
             StdinSource::Pipe(pipe) => Pin::new(pipe).poll_read(context, buf),
-            StdinSource::Socket(socket) => loop {
-                ready!(socket.poll_read_ready(context))?;
-                let read = socket.try_io(Interest::READABLE, || {
-                    let room = buf.initialize_unfilled();
-                    Ok(rustix::net::recv(&*socket, room, RecvFlags::DONTWAIT)?.0)
-                });
-                match read {
-                    Ok(read) => {
-                        buf.advance(read);
-                        return Poll::Ready(Ok(()));
-                    }
-                    Err(why) if is_retryable(&why) => {}
-                    Err(why) => return Poll::Ready(Err(why)),
-                }
-            },
+            StdinSource::Socket(socket) => Pin::new(socket).poll_read(context, buf),
         }
     }
-}
-
-fn is_retryable(why: &io::Error) -> bool {
-    matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 impl AsyncWrite for HandedOffStdout {
@@ -150,15 +126,7 @@ impl AsyncWrite for HandedOffStdout {
     ) -> Poll<io::Result<usize>> {
         match &mut self.0 {
             StdoutTarget::Pipe(pipe) => Pin::new(pipe).poll_write(context, bytes),
-            StdoutTarget::Socket(socket) => loop {
-                ready!(socket.poll_write_ready(context))?;
-                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                let send = || Ok(rustix::net::send(&*socket, bytes, flags)?);
-                match socket.try_io(Interest::WRITABLE, send) {
-                    Err(why) if is_retryable(&why) => {}
-                    written => return Poll::Ready(written),
-                }
-            },
+            StdoutTarget::Socket(socket) => Pin::new(socket).poll_write(context, bytes),
         }
     }
 

@@ -13,6 +13,11 @@ use std::{
     },
 };
 
+use oubliette_protocol::{
+    ByteCharge, Error,
+    budget::{CALL_OVERHEAD, call_bytes, parsed_bytes},
+    tool::CallResult,
+};
 use oubliette_relay::ProgressCallback;
 use parking_lot::Mutex;
 use rmcp::model::{ProgressNotificationParam, ProgressToken, ProtocolVersion, RequestId};
@@ -131,20 +136,35 @@ impl<B: CallBackend> FastPath<B> {
             return Dispatch::ViaLibrary;
         }
         let cancel = CancellationToken::new();
+        let bytes = call_bytes(parsed_bytes(request.arguments.get().as_bytes()));
+        let charge = match self.output.budget().charge(bytes) {
+            Ok(charge) => charge,
+            Err(over) => {
+                let refused = CallAnswer::Failed(CallResult::error(&Error::from(over)));
+                let charge = self.output.budget().empty_charge();
+                let answer = std::future::ready(refused);
+                let task = self
+                    .tasks
+                    .spawn(self.clone().respond(request.id.clone(), answer, charge));
+                let task = task.id();
+                open.insert(request.id, FastPathCall { task, cancel });
+                return Dispatch::FastPath;
+            }
+        };
         let start = |progress| {
             self.backend
                 .call(&request.name, request.arguments, cancel.clone(), progress)
         };
         let id = request.id.clone();
         let task = match request.token.clone() {
-            None => start(None).map(|call| self.tasks.spawn(self.clone().respond(id, call))),
+            None => start(None).map(|call| self.tasks.spawn(self.clone().respond(id, call, charge))),
             Some(token) => {
                 let reports = Arc::new(ProgressReports::default());
                 start(Some(reports.queueing())).map(|call| {
                     let (output, heartbeat) = (self.output.clone(), self.backend.heartbeat().clone());
                     let call =
                         async move { with_progress(call, token, &reports, &heartbeat, &*output).await };
-                    self.tasks.spawn(self.clone().respond(id, call))
+                    self.tasks.spawn(self.clone().respond(id, call, charge))
                 })
             }
         };
@@ -170,8 +190,21 @@ impl<B: CallBackend> FastPath<B> {
         open.into_values().for_each(|call| call.cancel.cancel());
     }
 
-    async fn respond(self: Arc<Self>, id: RequestId, call: impl Future<Output = CallAnswer>) {
-        let answer = call.await;
+    /// Waits for a call and appends its answer. `charge` is what the call is charged, and then its answer.
+    async fn respond(
+        self: Arc<Self>,
+        id: RequestId,
+        call: impl Future<Output = CallAnswer>,
+        mut charge: ByteCharge,
+    ) {
+        let mut answer = call.await;
+        let bytes = call_bytes(answer.result_bytes());
+        if (bytes > CALL_OVERHEAD || charge.bytes() > CALL_OVERHEAD)
+            && let Err(over) = charge.resize(bytes)
+        {
+            answer = CallAnswer::Failed(CallResult::error(&Error::from(over)));
+            let _ = charge.resize(CALL_OVERHEAD);
+        }
         // While the agent does not read, the answer stays in this task.
         std::future::poll_fn(|context| self.output.poll_room(context)).await;
         if !self.remove_own_call(&id) {
@@ -179,13 +212,13 @@ impl<B: CallBackend> FastPath<B> {
         }
         let appended = match answer {
             CallAnswer::Received(source, raw) if is_forwardable(source, &raw) => {
-                append_response(&self.output, &id, &*raw)
+                append_response(&self.output, &id, &*raw, charge)
             }
             other => {
                 let mut result = to_mcp(other.into_result(), None);
                 // Revisions of the fast path have no `resultType`.
                 result.result_type = None;
-                append_response(&self.output, &id, &result)
+                append_response(&self.output, &id, &result, charge)
             }
         };
         if let Err(why) = appended {
@@ -340,6 +373,7 @@ fn append_response(
     output: &AgentOutput,
     id: &RequestId,
     result: &(impl Serialize + ?Sized),
+    charge: ByteCharge,
 ) -> io::Result<()> {
     #[derive(Serialize)]
     struct ResponseLine<'a, R: ?Sized> {
@@ -352,24 +386,26 @@ fn append_response(
         id,
         result,
     };
-    output.append(|bytes| write_line(bytes, &response)).map(drop)
+    output
+        .append(Some(charge), |bytes| write_line(bytes, &response))
+        .map(drop)
 }
 
 impl ProgressNotifier for AgentOutput {
     /// Waits until the notification is written, so that none pile up for an agent that does not read.
-    async fn notify_agent(&self, params: ProgressNotificationParam) {
+    async fn notify(&self, params: ProgressNotificationParam) {
         #[derive(Serialize)]
-        struct ProgressLine {
+        struct ProgressNotificationLine {
             jsonrpc: &'static str,
             method: &'static str,
             params: ProgressNotificationParam,
         }
-        let notification = ProgressLine {
+        let notification = ProgressNotificationLine {
             jsonrpc: "2.0",
             method: "notifications/progress",
             params,
         };
-        if let Ok(end) = self.append(|bytes| write_line(bytes, &notification)) {
+        if let Ok(end) = self.append(None, |bytes| write_line(bytes, &notification)) {
             let _ = self.written(end).await;
         }
     }
@@ -379,6 +415,34 @@ fn write_line(bytes: &mut Vec<u8>, message: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *bytes, message)?;
     bytes.push(b'\n');
     Ok(())
+}
+
+/// Feeds arbitrary bytes through the fast path's parser; for the fuzzer. Panics if a line that is taken means another
+/// call to the MCP library.
+#[doc(hidden)]
+pub fn fuzz_line(line: &[u8]) {
+    use rmcp::model::{ClientJsonRpcMessage, ClientRequest};
+    let _ = cancelled_request(line);
+    let Some(taken) = CallRequest::parse(line) else {
+        return;
+    };
+    // Escapes that are no characters are not looked at in what is passed on as text or left out. The backend parses the
+    // arguments, and answers the call with an error where they are none.
+    if serde_json::from_slice::<serde_json::Value>(line).is_err() {
+        return;
+    }
+    let arguments: serde_json::Map<_, _> = serde_json::from_str(taken.arguments.get()).unwrap_or_default();
+    let message = serde_json::from_slice::<ClientJsonRpcMessage>(line);
+    let Ok(ClientJsonRpcMessage::Request(message)) = message else {
+        panic!("a call to the fast path only: {message:?}");
+    };
+    assert_eq!(message.id, taken.id);
+    let ClientRequest::CallToolRequest(call) = message.request else {
+        panic!("another request to the library: {:?}", message.request);
+    };
+    assert_eq!(call.params.name, taken.name);
+    // A key that stands twice counts once, with its last value, for both.
+    assert_eq!(call.params.arguments.unwrap_or_default(), arguments);
 }
 
 #[cfg(test)]

@@ -10,21 +10,19 @@
 //! has closed its end; a connection that ends without it means that the server is gone.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
+    io::{self, IoSlice},
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::BorrowedFd,
     path::Path,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
+use oubliette_os::{UntrustedSocket, UntrustedStream};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::{
-    io::{AsyncRead, Interest, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt, Interest, ReadBuf},
     net::{
         UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -38,9 +36,9 @@ pub(crate) const AGENT_CLOSED: u8 = 4;
 /// The client's first message, sent with its descriptors; the agent's key, if any, and a newline follow.
 const REQUEST: &[u8] = b"handoff 1 ";
 /// The server's answer when it takes the descriptors. Closing the connection is a refusal.
-const ACCEPTED: &[u8] = b"ok\n";
+const ACCEPTED: &[u8; 3] = b"ok\n";
 /// The client's confirmation.
-const CONFIRMED: &[u8] = b"!";
+const CONFIRMED: &[u8; 1] = b"!";
 /// Maximum handshake message, in bytes.
 const MAX_MESSAGE: usize = 1024;
 /// How long either side waits for the other.
@@ -60,26 +58,18 @@ pub async fn hand_off(
     key: Option<&str>,
 ) -> io::Result<StdioHandoff> {
     let handshake = async {
-        let stream = UnixStream::connect(socket).await?;
+        let mut stream = UnixStream::connect(socket).await?;
         let request = [REQUEST, key.unwrap_or_default().as_bytes(), b"\n"].concat();
         send(&stream, &request, &[stdin, stdout]).await?;
-        let (answer, descriptors) = receive(&stream).await?;
-        if answer != ACCEPTED || !descriptors.is_empty() {
+        let mut answer = [0; ACCEPTED.len()];
+        stream.read_exact(&mut answer).await?;
+        if answer != *ACCEPTED {
             return Err(io::Error::other("the server refused stdin and stdout"));
         }
-        send(&stream, CONFIRMED, &[]).await?;
+        stream.write_all(CONFIRMED).await?;
         Ok(StdioHandoff(stream))
     };
-    let flags = [stdin, stdout].map(|stream| (stream, rustix::fs::fcntl_getfl(stream)));
-    let handed_off = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
-    let handed_off = handed_off.map_err(io::Error::from).flatten();
-    if handed_off.is_err() {
-        // The server sets O_NONBLOCK on sockets before it answers, and the flag is shared.
-        for (stream, flags) in flags {
-            let _ = flags.and_then(|flags| rustix::fs::fcntl_setfl(stream, flags));
-        }
-    }
-    handed_off
+    tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await?
 }
 
 impl StdioHandoff {
@@ -137,15 +127,18 @@ pub struct HandedOff {
     /// What the agent reads.
     pub stdout: HandedOffStdout,
     /// The connection to the client.
-    pub client: UnixStream,
+    pub client: UntrustedStream,
     /// The API key that the agent's calls of Oubliette's own tools are made under.
     pub key: Option<String>,
 }
 
 /// Accepts the hand-off of a client that has just connected.
-pub async fn accept(client: UnixStream) -> io::Result<HandedOff> {
+pub async fn accept(client: UntrustedSocket) -> io::Result<HandedOff> {
+    let mut client = UntrustedStream::new(client)?;
     let handshake = async {
-        let (request, mut descriptors) = receive(&client).await?;
+        let (request, mut descriptors) = client.receive(MAX_MESSAGE).await?;
+        // These were all: no more are taken.
+        client.socket().refuse_descriptors();
         let key = request
             .strip_prefix(REQUEST)
             .and_then(|rest| rest.strip_suffix(b"\n"));
@@ -158,19 +151,22 @@ pub async fn accept(client: UnixStream) -> io::Result<HandedOff> {
             return Err(io::Error::other("not a hand-off request"));
         };
         let key = Some(key.to_owned()).filter(|key| !key.is_empty());
-        let check = tokio::task::spawn_blocking(|| {
+        let worker = stdin.worker().clone();
+        let checked = worker.run(|| {
             let checked = (
                 CheckedDescriptor::check(stdin)?,
                 CheckedDescriptor::check(stdout)?,
             );
             Ok::<_, io::Error>(checked)
         });
-        let (stdin, stdout) = check.await.map_err(io::Error::other)??;
+        let (stdin, stdout) = checked.await??;
         let (stdin, stdout) = (stdin.into_stdin()?, stdout.into_stdout()?);
-        send(&client, ACCEPTED, &[]).await?;
-        match receive(&client).await?.0 == CONFIRMED {
+        client.write_all(ACCEPTED).await?;
+        let mut confirmation = [0; CONFIRMED.len()];
+        client.read_exact(&mut confirmation).await?;
+        match confirmation == *CONFIRMED {
             true => Ok((stdin, stdout, key)),
-            false => Err(io::ErrorKind::UnexpectedEof.into()),
+            false => Err(io::ErrorKind::InvalidData.into()),
         }
     };
     let (stdin, stdout, key) = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await??;
@@ -205,29 +201,6 @@ async fn send(stream: &UnixStream, message: &[u8], descriptors: &[BorrowedFd<'_>
     }
 }
 
-/// Receives one handshake message and the descriptors sent with it.
-async fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut bytes = [0; MAX_MESSAGE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    stream
-        .async_io(Interest::READABLE, || {
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let received = rustix::net::recvmsg(
-                stream,
-                &mut [IoSliceMut::new(&mut bytes)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            )?;
-            let descriptors = control.drain().filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-                _ => None,
-            });
-            let descriptors = descriptors.flatten().collect();
-            Ok((bytes[..received.bytes].to_vec(), descriptors))
-        })
-        .await
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -239,17 +212,22 @@ mod tests {
     };
 
     use futures::FutureExt;
+    use oubliette_os::{DescriptorWorker, PassedDescriptors, UntrustedListener};
     use rustix::fs::{FileType, Mode, OFlags};
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::UnixListener,
-    };
 
     use super::*;
 
     fn set_blocking(stream: BorrowedFd<'_>) {
         let flags = rustix::fs::fcntl_getfl(stream).unwrap();
         rustix::fs::fcntl_setfl(stream, flags - OFlags::NONBLOCK).unwrap();
+    }
+
+    fn connection() -> (UntrustedSocket, UnixStream) {
+        let (near, far) = StdStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        far.set_nonblocking(true).unwrap();
+        let near = UntrustedSocket::new(near.into(), DescriptorWorker::default());
+        (near, UnixStream::from_std(far).unwrap())
     }
 
     /// Hands these off over a socket of their own; both ends' results.
@@ -259,8 +237,9 @@ mod tests {
     ) -> (io::Result<StdioHandoff>, io::Result<HandedOff>) {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("stdio.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let accepting = async { accept(listener.accept().await.unwrap().0).await };
+        let worker = DescriptorWorker::default();
+        let listener = UntrustedListener::bind(&socket, PassedDescriptors::Expected, worker).unwrap();
+        let accepting = async { accept(listener.accept().await.unwrap()).await };
         tokio::join!(
             hand_off(&socket, stdin.as_fd(), stdout.as_fd(), Some("oub_x")),
             accepting
@@ -320,13 +299,14 @@ mod tests {
         let (mut stdin, mut agent) = io::pipe().unwrap();
         let (_, stdout) = io::pipe().unwrap();
         agent.write_all(b"hello").unwrap();
-        let (near, far) = UnixStream::pair().unwrap();
+        let (near, mut far) = connection();
         let giving_up = async move {
             send(&far, b"handoff 1 \n", &[stdin.as_fd(), stdout.as_fd()])
                 .await
                 .unwrap();
-            let (answer, descriptors) = receive(&far).await.unwrap();
-            assert_eq!((&*answer, descriptors.len()), (&b"ok\n"[..], 0));
+            let mut answer = [0; 3];
+            far.read_exact(&mut answer).await.unwrap();
+            assert_eq!(&answer, b"ok\n");
             drop(far);
             stdin
         };
@@ -350,7 +330,7 @@ mod tests {
             (b"{}\n", &both),
         ];
         for (request, descriptors) in requests {
-            let (near, far) = UnixStream::pair().unwrap();
+            let (near, far) = connection();
             send(&far, request, descriptors).await.unwrap();
             assert!(accept(near).await.is_err());
         }

@@ -5,18 +5,16 @@
 
 use std::{borrow::Cow, pin::Pin, sync::Arc, time::Duration};
 
+use oubliette_os::{UntrustedReader, UntrustedWriter};
 use oubliette_protocol::{
-    Error,
+    ByteBudget, Error,
     relay::{MAX_LINE_BYTES, RpcError},
     tool::ToolSource,
 };
 use oubliette_relay::{CallError, ProgressCallback};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
-    net::unix::{OwnedReadHalf, OwnedWriteHalf},
-};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -53,15 +51,16 @@ pub trait LocalTools: Send + Sync + 'static {
     ) -> Option<PendingResult>;
 }
 
-/// Forwards between agent and client and answers ordinary calls, until either is gone or `stop` fires.
-pub async fn run(handed_off: HandedOff, tools: impl LocalTools, stop: CancellationToken) {
+/// Forwards between agent and client and answers ordinary calls, until either is gone or `stop` fires. What is kept for
+/// the agent meanwhile is charged to `budget`.
+pub async fn run(handed_off: HandedOff, tools: impl LocalTools, stop: CancellationToken, budget: ByteBudget) {
     let HandedOff {
         stdin,
         stdout,
         client,
         key,
     } = handed_off;
-    let CloseOnDrop(output) = &CloseOnDrop(AgentOutput::start(stdout, BACKLOG));
+    let CloseOnDrop(output) = &CloseOnDrop(AgentOutput::start(stdout, BACKLOG, budget));
     let calls = LocalCalls {
         tools,
         key,
@@ -101,7 +100,7 @@ impl Drop for CloseOnDrop {
 /// agent is: a client that learns of the agent's end may have answers left to write.
 async fn forward_to_client<R: AsyncRead + Unpin, T: LineTaker + Unpin>(
     mut agent: LineFilter<R, T>,
-    mut client: OwnedWriteHalf,
+    mut client: UntrustedWriter,
 ) {
     let mut bytes = vec![0; CHUNK / 4];
     let input_ended = agent.input_ended();
@@ -127,8 +126,9 @@ async fn forward_to_client<R: AsyncRead + Unpin, T: LineTaker + Unpin>(
 }
 
 /// Forwards what the client writes, whole lines at a time.
-async fn forward_to_agent(mut client: OwnedReadHalf, output: &AgentOutput) {
+async fn forward_to_agent(mut client: UntrustedReader, output: &AgentOutput) {
     let mut bytes = Vec::new();
+    let mut charge = output.budget().empty_charge();
     loop {
         std::future::poll_fn(|context| output.poll_room(context)).await;
         bytes.reserve(CHUNK / 4);
@@ -137,9 +137,20 @@ async fn forward_to_agent(mut client: OwnedReadHalf, output: &AgentOutput) {
             Ok(_) => {}
         }
         if let Some(end) = memchr::memrchr(b'\n', &bytes) {
-            output.append_lines(&bytes[..=end]);
+            // Without room for its lines the client is disconnected, and then ends.
+            let Ok(charge) = output.budget().charge(end + 1) else {
+                return;
+            };
+            output.append_lines(&bytes[..=end], Some(charge));
             bytes.drain(..=end);
             bytes.shrink_to(CHUNK);
+        }
+        let unfinished = bytes.capacity();
+        if charge
+            .resize(if unfinished > 4 * CHUNK { unfinished } else { 0 })
+            .is_err()
+        {
+            return;
         }
         if bytes.len() > 2 * MAX_LINE_BYTES {
             // Our client writes no line of this length.

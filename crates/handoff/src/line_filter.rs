@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use oubliette_protocol::relay::MAX_LINE_BYTES;
+use oubliette_protocol::{
+    ByteCharge, Error, OverBudget,
+    relay::{MAX_LINE_BYTES, RpcError},
+};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
@@ -15,8 +18,6 @@ use crate::{agent_output::AgentOutput, fast_path::Dispatch};
 
 /// How much is read at once unless told otherwise, and what an idle buffer keeps, in bytes.
 const CHUNK: usize = 32 * 1024;
-/// How many lines are handled in one poll. Then the task yields, so that the calls just started are worked on.
-const LINES_PER_POLL: usize = 4;
 /// How long open calls may take to end once the agent has closed its end.
 pub const LAST_CALLS_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -49,6 +50,8 @@ pub struct LineFilter<R, T> {
     passing: Vec<u8>,
     /// How much of that has been handed to the reader.
     passed: usize,
+    /// What the two buffers are charged while they are large.
+    charge: ByteCharge,
     end: StreamEnd,
     input_ended: CancellationToken,
 }
@@ -76,6 +79,7 @@ impl<R, T: LineTaker> LineFilter<R, T> {
     /// Filters what `inner` reads, `chunk` bytes at once.
     pub fn with_chunk(inner: R, taker: T, chunk: usize) -> Self {
         Self {
+            charge: taker.output().budget().empty_charge(),
             inner,
             taker,
             chunk: vec![0; chunk].into(),
@@ -95,13 +99,9 @@ impl<R, T: LineTaker> LineFilter<R, T> {
         self.input_ended.clone()
     }
 
-    /// Handles some of the lines that were read; true when none are left.
-    fn handle_lines(&mut self) -> bool {
-        for _ in 0..LINES_PER_POLL {
-            let Some(end) = memchr::memchr(b'\n', &self.chunk[self.handled..self.read]) else {
-                self.keep_partial_line();
-                return true;
-            };
+    /// Handles the lines that were read.
+    fn handle_lines(&mut self) {
+        while let Some(end) = memchr::memchr(b'\n', &self.chunk[self.handled..self.read]) {
             let piece = &self.chunk[self.handled..=self.handled + end];
             self.handled += piece.len();
             if std::mem::take(&mut self.too_long) {
@@ -122,7 +122,7 @@ impl<R, T: LineTaker> LineFilter<R, T> {
             self.partial.clear();
             self.partial.shrink_to(CHUNK);
         }
-        self.handled == self.read
+        self.keep_partial_line();
     }
 
     /// Keeps what is left in the chunk, which has no newline.
@@ -137,6 +137,31 @@ impl<R, T: LineTaker> LineFilter<R, T> {
             self.passing.append(&mut self.partial);
             self.too_long = true;
         }
+    }
+
+    /// Charges the buffers.
+    fn charge_buffers(&mut self) -> Result<(), OverBudget> {
+        let bytes = self.partial.capacity() + self.passing.capacity();
+        self.charge.resize(if bytes > 2 * CHUNK { bytes } else { 0 })
+    }
+
+    /// Drops what is buffered and ends the stream, with an error to the agent.
+    fn give_up(&mut self, over: OverBudget) {
+        (self.read, self.handled) = (0, 0);
+        (self.partial, self.passing, self.passed) = (Vec::new(), Vec::new(), 0);
+        let _ = self.charge.resize(0);
+        let error = RpcError::from(&Error::from(over));
+        let line = serde_json::json!({ "jsonrpc": "2.0", "id": null, "error": error });
+        self.taker
+            .output()
+            .append_lines(format!("{line}\n").as_bytes(), None);
+        self.end_input();
+    }
+
+    /// Begins to wait for the calls that were taken.
+    fn end_input(&mut self) {
+        self.input_ended.cancel();
+        self.end = StreamEnd::WaitingForCalls(Box::pin(self.taker.finished()));
     }
 
     /// Hands the reader what passes; false when there is nothing.
@@ -175,9 +200,9 @@ impl<R: AsyncRead + Unpin, T: LineTaker + Unpin> AsyncRead for LineFilter<R, T> 
                 StreamEnd::Reached => return Poll::Ready(Ok(())),
             }
             if this.handled < this.read {
-                if !this.handle_lines() {
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
+                this.handle_lines();
+                if let Err(over) = this.charge_buffers() {
+                    this.give_up(over);
                 }
                 continue;
             }
@@ -186,9 +211,8 @@ impl<R: AsyncRead + Unpin, T: LineTaker + Unpin> AsyncRead for LineFilter<R, T> 
             let polled = ready!(Pin::new(&mut this.inner).poll_read(context, &mut chunk));
             let read = chunk.filled().len();
             if polled.is_err() || read == 0 {
-                this.input_ended.cancel();
                 this.passing.append(&mut this.partial);
-                this.end = StreamEnd::WaitingForCalls(Box::pin(this.taker.finished()));
+                this.end_input();
                 continue;
             }
             (this.read, this.handled) = (read, 0);

@@ -28,6 +28,14 @@ pub enum CallAnswer {
 }
 
 impl CallAnswer {
+    /// The length of the result as JSON, if it is one that was received.
+    pub(crate) fn result_bytes(&self) -> usize {
+        match self {
+            Self::Received(_, raw) => raw.get().len(),
+            Self::Failed(_) => 0,
+        }
+    }
+
     /// The answer, parsed.
     pub fn into_result(self) -> CallResult {
         match self {

@@ -1,5 +1,5 @@
-//! Progress notifications to an agent while its call is open: what the server reports, and a heartbeat when it
-//! reports nothing.
+//! Progress notifications to an agent, or another MCP client, while its call is open: what is reported, and a heartbeat
+//! when nothing is.
 
 use std::{
     collections::VecDeque,
@@ -101,24 +101,24 @@ impl Heartbeat {
     }
 }
 
-/// Sends progress notifications to an agent.
+/// Sends progress notifications to whoever made a call.
 pub trait ProgressNotifier: Sync {
-    /// Sends one. Errors are ignored: an agent that is gone is noticed where its stdin is read.
-    fn notify_agent(&self, params: ProgressNotificationParam) -> impl Future<Output = ()> + Send;
+    /// Sends one. Errors are ignored: a client that is gone is noticed where its messages are read.
+    fn notify(&self, params: ProgressNotificationParam) -> impl Future<Output = ()> + Send;
 }
 
-/// Waits for a call. Meanwhile the agent is sent the call's reports, and a heartbeat when there are none.
+/// Waits for a call. Meanwhile its client is sent the call's reports, and a heartbeat when there are none.
 pub async fn with_progress<T>(
     call: impl Future<Output = T>,
     token: ProgressToken,
     reports: &ProgressReports,
     heartbeat: &Heartbeat,
-    agent: &impl ProgressNotifier,
+    client: &impl ProgressNotifier,
 ) -> T {
     tokio::select! {
         biased;
         outcome = call => outcome,
-        never = send_reports(token, reports, heartbeat, agent) => match never {},
+        never = send_reports(token, reports, heartbeat, client) => match never {},
     }
 }
 
@@ -126,7 +126,7 @@ async fn send_reports(
     token: ProgressToken,
     reports: &ProgressReports,
     heartbeat: &Heartbeat,
-    agent: &impl ProgressNotifier,
+    client: &impl ProgressNotifier,
 ) -> Infallible {
     // MCP wants each value above the last. A heartbeat adds so little that it does not overtake the next report.
     const HEARTBEAT_STEP: f64 = 0.001;
@@ -147,6 +147,6 @@ async fn send_reports(
         let mut params = ProgressNotificationParam::new(token.clone(), last);
         params.total = report.as_ref().and_then(|report| report.total);
         params.message = report.map_or_else(|| Some("still waiting".into()), |report| report.message);
-        agent.notify_agent(params).await;
+        client.notify(params).await;
     }
 }

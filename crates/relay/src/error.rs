@@ -1,6 +1,6 @@
 //! How a call fails, and why a connection ended.
 
-use oubliette_protocol::{Error, ErrorCode, relay};
+use oubliette_protocol::{Error, ErrorCode, OverBudget, relay};
 use relay::RpcError;
 use serde_json::json;
 
@@ -19,6 +19,9 @@ pub enum CloseReason {
     /// The other side kept sending lines that were refused, and did not read the refusals.
     #[error("the other side does not read its answers")]
     NotReading,
+    /// What it takes to serve the connection does not fit into the budget.
+    #[error("{0}")]
+    OverBudget(#[from] OverBudget),
     /// Reading or writing the stream failed.
     #[error("the connection broke: {0}")]
     Broken(String),
@@ -42,6 +45,9 @@ pub enum CallError {
     /// The maximum number of calls is pending already.
     #[error("too many calls are waiting ({0})")]
     TooManyCalls(usize),
+    /// The message does not fit into the budget.
+    #[error("{0}")]
+    OverBudget(#[from] OverBudget),
     /// The encoded message is longer than the maximum line.
     #[error("the message is longer than a line may be ({0} bytes)")]
     MessageTooLong(usize),
@@ -57,7 +63,9 @@ impl From<CallError> for Error {
             CallError::Closed(_) => ErrorCode::Unavailable,
             CallError::Timeout => ErrorCode::Timeout,
             CallError::Cancelled => ErrorCode::ToolError,
-            CallError::TooManyCalls(_) | CallError::MessageTooLong(_) => ErrorCode::LimitExceeded,
+            CallError::TooManyCalls(_) | CallError::MessageTooLong(_) | CallError::OverBudget(_) => {
+                ErrorCode::LimitExceeded
+            }
             CallError::BadAnswer(_) => ErrorCode::Internal,
         };
         Error::new(code, error.to_string())

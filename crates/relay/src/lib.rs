@@ -6,7 +6,8 @@
 //! `progress {id, progress, total?, message?}`. Every other method belongs to the [`PeerHandler`].
 //!
 //! Nothing here grows without bound. A line is at most [`PeerLimits::max_line_bytes`] long and the read buffer
-//! grows with what has arrived; requests in flight, pending calls and queued bytes are counted. The reader
+//! grows with what has arrived; requests in flight, pending calls and queued bytes are counted, and all of it is
+//! charged to [`PeerLimits::budget`], which many connections share. The reader
 //! never waits for the writer, so two peers that flood each other cannot deadlock: the `queue` module says
 //! how.
 //!
@@ -15,9 +16,8 @@
 //! - `lines`: bytes → lines, bounded.
 //! - [`message`]: a line → a request, notification or response, and back. Pure; [`fuzz_line`] drives it.
 //! - `serving`: requests of the other side that are in progress.
-//! - `calls`: our own requests that wait for an answer.
+//! - `calls`: our own requests that wait for an answer; `prepared_call`: one of them.
 //! - `queue`: lines waiting to be written, and who has to wait for space.
-//! - `unix_stream`: a Unix stream polled for writability only while its buffer is full.
 //! - [`peer`]: the two tasks of a connection, and the handle that users of the crate hold.
 //! - [`error`]: how a call fails, why a connection ended.
 
@@ -28,20 +28,22 @@ pub mod error;
 mod lines;
 pub mod message;
 pub mod peer;
+mod prepared_call;
 mod queue;
 mod serving;
-mod unix_stream;
 
 pub use calls::CallOptions;
 pub use error::{CallError, CloseReason};
 pub use lines::LineSplitter;
 pub use message::{RejectedLine, RpcId, RpcMessage, parse_line};
+use oubliette_protocol::ByteBudget;
 pub use oubliette_protocol::relay::{ProgressCallback, ProgressReport, RpcError};
-pub use peer::{PeerHandler, PreparedCall, RpcPeer};
+pub use peer::{PeerHandler, RpcPeer};
+pub use prepared_call::PreparedCall;
 pub use serving::RequestContext;
 
 /// Bounds on what one connection may use.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct PeerLimits {
     /// Maximum length of a line, newline excluded; a longer one ends the connection.
     pub max_line_bytes: usize,
@@ -53,6 +55,9 @@ pub struct PeerLimits {
     pub max_queue_bytes: usize,
     /// Bytes of queued refusals before the connection is closed: the other side sends without reading.
     pub max_refusal_bytes: usize,
+    /// What unfinished lines, requests in progress and queued lines are charged to. A request or an answer that does not
+    /// fit fails with `limit_exceeded`; a line that does not fit ends the connection with that error.
+    pub budget: ByteBudget,
 }
 
 impl Default for PeerLimits {
@@ -63,6 +68,7 @@ impl Default for PeerLimits {
             max_pending_calls: 12_000,
             max_queue_bytes: 4 * 1024 * 1024,
             max_refusal_bytes: 8 * 1024 * 1024,
+            budget: ByteBudget::default(),
         }
     }
 }

@@ -1,14 +1,17 @@
 //! Splits a byte stream into lines of bounded length.
 
+use oubliette_protocol::{ByteBudget, ByteCharge};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::CloseReason;
 
 /// The size of one read, and the buffer that an idle connection keeps.
 const READ_CHUNK_BYTES: usize = 8 * 1024;
+/// The largest buffer that is not charged to the budget.
+const UNCHARGED_BYTES: usize = 4 * READ_CHUNK_BYTES;
 
 /// Splits a stream into lines. Memory follows what has arrived: the buffer doubles while a long line comes
-/// in, never past the limit, and shrinks again after it.
+/// in, never past the limit, and shrinks again after it. A large buffer is charged to the budget.
 #[derive(Debug)]
 pub struct LineSplitter<R> {
     io: R,
@@ -18,17 +21,19 @@ pub struct LineSplitter<R> {
     /// How far the unread part has been searched for a newline.
     searched: usize,
     limit: usize,
+    charge: ByteCharge,
 }
 
 impl<R: AsyncRead + Unpin> LineSplitter<R> {
     /// Splits `io` into lines of at most `limit` bytes, newline excluded.
-    pub fn new(io: R, limit: usize) -> Self {
+    pub fn new(io: R, limit: usize, budget: &ByteBudget) -> Self {
         Self {
             io,
             buffer: Vec::new(),
             start: 0,
             searched: 0,
             limit,
+            charge: budget.empty_charge(),
         }
     }
 
@@ -43,7 +48,7 @@ impl<R: AsyncRead + Unpin> LineSplitter<R> {
             if self.searched - self.start > self.limit {
                 return Err(CloseReason::LineTooLong(self.limit));
             }
-            self.make_room();
+            self.make_room()?;
             match self.io.read_buf(&mut self.buffer).await {
                 Ok(0) => return Err(CloseReason::ByPeer),
                 Ok(_) => {}
@@ -61,21 +66,28 @@ impl<R: AsyncRead + Unpin> LineSplitter<R> {
     }
 
     /// Drops what has been read and makes sure there is capacity to read into.
-    fn make_room(&mut self) {
+    fn make_room(&mut self) -> Result<(), CloseReason> {
         let unread = self.buffer.len() - self.start;
         if self.start > 0 {
             self.buffer.copy_within(self.start.., 0);
             self.buffer.truncate(unread);
             (self.start, self.searched) = (0, unread);
         }
-        if unread < READ_CHUNK_BYTES && self.buffer.capacity() > 4 * READ_CHUNK_BYTES {
+        if unread < READ_CHUNK_BYTES && self.buffer.capacity() > UNCHARGED_BYTES {
             self.buffer.shrink_to(READ_CHUNK_BYTES);
         }
-        if self.buffer.capacity() == unread {
+        let mut capacity = self.buffer.capacity();
+        let mut more = 0;
+        if capacity == unread {
             // One byte past the limit is enough to know that a line is too long.
             let most = (self.limit + 1).saturating_sub(unread).max(1);
-            self.buffer.reserve_exact(unread.max(READ_CHUNK_BYTES).min(most));
+            more = unread.max(READ_CHUNK_BYTES).min(most);
+            capacity += more;
         }
+        self.charge
+            .resize(if capacity > UNCHARGED_BYTES { capacity } else { 0 })?;
+        self.buffer.reserve_exact(more);
+        Ok(())
     }
 }
 
@@ -132,6 +144,7 @@ mod tests {
                 next: 0,
             },
             limit,
+            &ByteBudget::default(),
         );
         let mut found = Vec::new();
         loop {
@@ -178,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_cut_off_at_the_limit() {
-        let mut lines = LineSplitter::new(tokio::io::repeat(b'x'), 100_000);
+        let mut lines = LineSplitter::new(tokio::io::repeat(b'x'), 100_000, &ByteBudget::default());
         let why = lines.next().now_or_never().unwrap().map(<[u8]>::to_vec);
         assert_eq!(why, Err(CloseReason::LineTooLong(100_000)));
         assert!(lines.buffer.capacity() <= 100_001);
@@ -187,6 +200,7 @@ mod tests {
     #[test]
     fn memory_of_a_long_line_is_given_back() {
         let long = [vec![b'x'; 1_000_000], b"\nshort\n".to_vec()].concat();
+        let budget = ByteBudget::new("session_buffer_mb", 4_000_000);
         let mut lines = LineSplitter::new(
             ChunkedReader {
                 bytes: long,
@@ -195,10 +209,12 @@ mod tests {
                 next: 0,
             },
             2_000_000,
+            &budget,
         );
         let take =
             |lines: &mut LineSplitter<ChunkedReader>| lines.next().now_or_never().unwrap().map(<[u8]>::len);
         assert_eq!(take(&mut lines), Ok(1_000_000));
+        assert!(budget.used() >= 1_000_000);
         assert_eq!(take(&mut lines), Ok(5));
         assert_eq!(take(&mut lines), Err(CloseReason::ByPeer));
         assert!(
@@ -206,6 +222,19 @@ mod tests {
             "{}",
             lines.buffer.capacity()
         );
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_line_that_does_not_fit_into_the_budget_is_refused() {
+        let budget = ByteBudget::new("session_buffer_mb", 1_000_000);
+        let other = budget.charge(500_000).unwrap();
+        let mut lines = LineSplitter::new(tokio::io::repeat(b'x'), 2_000_000, &budget);
+        let why = lines.next().now_or_never().unwrap().map(<[u8]>::to_vec);
+        assert!(matches!(why, Err(CloseReason::OverBudget(_))), "{why:?}");
+        assert!(lines.buffer.capacity() < 500_000);
+        drop((lines, other));
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]

@@ -1,39 +1,36 @@
 //! One connection: its reading and writing tasks, and the [`RpcPeer`] handle that users of the crate hold.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
+use oubliette_os::UntrustedStream;
 use oubliette_protocol::{
-    ErrorCode,
+    Error, ErrorCode,
     relay::{INVALID_REQUEST, RpcError, method},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{
-    Value, json,
+    Value,
     value::{RawValue, to_raw_value},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::oneshot,
     task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     CallError, CallOptions, CloseReason, PeerLimits, ProgressReport, RejectedLine, RequestContext, RpcId,
-    calls::{PendingCalls, RawAnswer},
+    calls::PendingCalls,
     error::{method_not_found, rpc_error},
     lines::LineSplitter,
     message::{
         AnswerError, IncomingMessage, encode_line, error_line, notification_line, params_value,
         parse_envelope, request_line, unless_null,
     },
+    prepared_call::{CallGuard, PreparedCall},
     queue::{LineQueue, QueueWriter, queue},
     serving::{InFlightRequests, RequestRefusal},
-    unix_stream,
 };
 
 /// Serves the other side's requests and notifications.
@@ -57,7 +54,7 @@ pub trait PeerHandler: Send + Sync + 'static {
     ) -> Result<Box<RawValue>, RpcError> {
         let params = params_value(params.as_deref()).map_err(|refused| *refused)?;
         let answer = self.request(method, params, context).await?;
-        to_raw_value(&answer).map_err(|why| RpcError::from(&oubliette_protocol::Error::internal(why)))
+        to_raw_value(&answer).map_err(|why| RpcError::from(&Error::internal(why)))
     }
 
     /// Serves a request with parsed params.
@@ -111,14 +108,14 @@ impl RpcPeer {
         Self::spawn_halves(read, write, handler, limits)
     }
 
-    /// Like [`RpcPeer::spawn`], over a Unix stream and with fewer wake-ups (see the `unix_stream` module).
+    /// Like [`RpcPeer::spawn`], over a Unix stream whose halves need no lock.
     pub fn spawn_unix(
-        stream: tokio::net::UnixStream,
+        stream: UntrustedStream,
         handler: Arc<dyn PeerHandler>,
         limits: PeerLimits,
-    ) -> std::io::Result<(RpcPeer, JoinHandle<CloseReason>)> {
-        let (read, write) = unix_stream::split(stream)?;
-        Ok(Self::spawn_halves(read, write, handler, limits))
+    ) -> (RpcPeer, JoinHandle<CloseReason>) {
+        let (read, write) = stream.into_split();
+        Self::spawn_halves(read, write, handler, limits)
     }
 
     /// Starts a connection over two streams, one for each direction.
@@ -134,10 +131,10 @@ impl RpcPeer {
     {
         let (queue, queue_writer) = queue(limits.max_queue_bytes);
         let peer = RpcPeer(Arc::new(PeerShared {
-            limits,
             queue,
             calls: PendingCalls::new(limits.max_pending_calls),
             serving: InFlightRequests::new(limits.max_in_flight),
+            limits,
             closed: OnceLock::new(),
             stop: CancellationToken::new(),
         }));
@@ -195,9 +192,11 @@ impl RpcPeer {
             sent: false,
         };
         let line = request_line(&id.into(), method, params, self.0.limits.max_line_bytes)?;
+        let charge = self.0.limits.budget.charge(line.len())?;
         Ok(PreparedCall {
             guard,
             line,
+            charge,
             answer,
             timeout,
             cancel,
@@ -207,21 +206,22 @@ impl RpcPeer {
     /// Sends a notification once there is space in the queue.
     pub async fn notify(&self, method: &str, params: Value) -> Result<(), CallError> {
         let line = notification_line(method, &params, self.0.limits.max_line_bytes)?;
-        self.0
-            .queue
-            .send(line, None)
-            .await
-            .map_err(|_| self.close_reason().into())
+        self.queue_notification(line).await
     }
 
     /// Sends a complete message as it is, once there is space in the queue.
     pub async fn send_raw(&self, message: &Value) -> Result<(), CallError> {
         let line = encode_line(message, self.0.limits.max_line_bytes)?;
-        self.0
-            .queue
-            .send(line, None)
-            .await
-            .map_err(|_| self.close_reason().into())
+        self.queue_notification(line).await
+    }
+
+    /// Queues a notification. One that does not fit into the budget ends the connection: the other side would never
+    /// learn that it missed something.
+    async fn queue_notification(&self, line: Vec<u8>) -> Result<(), CallError> {
+        let charge = self.0.limits.budget.charge(line.len());
+        let charge = charge.inspect_err(|over| self.shut_down((*over).into()))?;
+        let queued = self.0.queue.send(line, None, Some(charge)).await;
+        queued.map_err(|_| self.close_reason().into())
     }
 
     /// Ends the connection: queued lines are still written, pending calls fail.
@@ -267,11 +267,15 @@ impl RpcPeer {
         &self.0.queue
     }
 
+    pub(crate) fn calls(&self) -> &PendingCalls {
+        &self.0.calls
+    }
+
     pub(crate) fn serving(&self) -> &InFlightRequests {
         &self.0.serving
     }
 
-    fn close_reason(&self) -> CloseReason {
+    pub(crate) fn close_reason(&self) -> CloseReason {
         self.0.closed.get().cloned().unwrap_or(CloseReason::ByUs)
     }
 
@@ -319,11 +323,18 @@ impl RpcPeer {
     async fn read_lines<R: AsyncRead>(&self, read: R, handler: &Arc<dyn PeerHandler>) -> CloseReason {
         let read = std::pin::pin!(read);
         handler.connected(self).await;
-        let mut lines = LineSplitter::new(read, self.0.limits.max_line_bytes);
+        let limits = &self.0.limits;
+        let mut lines = LineSplitter::new(read, limits.max_line_bytes, &limits.budget);
         loop {
             let line = match lines.next().await {
                 Ok(line) => line,
-                Err(why) => return why,
+                Err(why) => {
+                    if let CloseReason::OverBudget(over) = &why {
+                        // Whether it can be queued or not, the connection ends.
+                        let _ = self.refuse(None, &(&Error::from(*over)).into());
+                    }
+                    return why;
+                }
             };
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
@@ -406,84 +417,12 @@ impl RpcPeer {
         let Ok(line) = error_line(id, error, usize::MAX) else {
             return Ok(());
         };
-        match self.0.queue.send_now(line) > self.0.limits.max_refusal_bytes {
+        let Ok(charge) = self.0.limits.budget.charge(line.len()) else {
+            return Err(CloseReason::NotReading);
+        };
+        match self.0.queue.send_now(line, Some(charge)) > self.0.limits.max_refusal_bytes {
             true => Err(CloseReason::NotReading),
             false => Ok(()),
-        }
-    }
-}
-
-/// An encoded call that is registered but not sent yet. Dropping it removes the call.
-pub struct PreparedCall {
-    guard: CallGuard,
-    line: Vec<u8>,
-    answer: oneshot::Receiver<RawAnswer>,
-    timeout: Option<Duration>,
-    cancel: Option<CancellationToken>,
-}
-
-impl std::fmt::Debug for PreparedCall {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PreparedCall")
-            .field("id", &self.guard.id)
-            .finish_non_exhaustive()
-    }
-}
-
-impl PreparedCall {
-    /// Sends the call and waits for its answer. Dropping the future cancels the call on both sides.
-    pub async fn send_and_wait(self) -> Result<Box<RawValue>, CallError> {
-        let Self {
-            mut guard,
-            line,
-            answer,
-            timeout,
-            cancel,
-        } = self;
-        let answered = async {
-            let sent = guard.peer.0.queue.send(line, None).await;
-            sent.map_err(|_| guard.peer.close_reason())?;
-            guard.sent = true;
-            answer
-                .await
-                .unwrap_or_else(|_| Err(guard.peer.close_reason().into()))
-        };
-        let cancelled = async {
-            match &cancel {
-                Some(token) => token.cancelled().await,
-                None => std::future::pending().await,
-            }
-        };
-        let expired = async {
-            match timeout {
-                Some(timeout) => tokio::time::sleep(timeout).await,
-                None => std::future::pending().await,
-            }
-        };
-        // Biased: an answer that has arrived wins over a timeout or cancellation at the same instant.
-        tokio::select! {
-            biased;
-            answer = answered => answer,
-            () = cancelled => Err(CallError::Cancelled),
-            () = expired => Err(CallError::Timeout),
-        }
-    }
-}
-
-/// Removes a pending call when dropped, and sends `cancel` if its request was sent and not answered.
-struct CallGuard {
-    peer: RpcPeer,
-    id: u64,
-    sent: bool,
-}
-
-impl Drop for CallGuard {
-    fn drop(&mut self) {
-        if self.peer.0.calls.remove(self.id) && self.sent {
-            let params = json!({ "id": self.id });
-            if let Ok(line) = notification_line(method::CANCEL, &params, usize::MAX) {
-                self.peer.0.queue.send_now(line);
-            }
         }
     }
 }

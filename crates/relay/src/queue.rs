@@ -21,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use oubliette_protocol::ByteCharge;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
@@ -48,6 +49,8 @@ struct QueuedLine {
     space: Option<OwnedSemaphorePermit>,
     /// The in-flight slot of the request this line answers.
     _slot: Option<OwnedSemaphorePermit>,
+    /// What the line is charged, until it is written.
+    charge: Option<ByteCharge>,
 }
 
 /// The receiving half of the queue, which writes to the stream.
@@ -85,6 +88,7 @@ impl LineQueue {
         &self,
         bytes: Vec<u8>,
         slot: Option<OwnedSemaphorePermit>,
+        charge: Option<ByteCharge>,
     ) -> Result<(), QueueClosed> {
         let space = self
             .space
@@ -97,12 +101,13 @@ impl LineQueue {
                 bytes,
                 space: Some(space),
                 _slot: slot,
+                charge,
             })
             .map_err(|_| QueueClosed)
     }
 
     /// Queues a line if there is space now; returns whether it was queued.
-    pub(crate) fn try_send(&self, bytes: Vec<u8>) -> bool {
+    pub(crate) fn try_send(&self, bytes: Vec<u8>, charge: ByteCharge) -> bool {
         let Ok(space) = self.space.clone().try_acquire_many_owned(self.cost(&bytes)) else {
             return false;
         };
@@ -111,18 +116,20 @@ impl LineQueue {
                 bytes,
                 space: Some(space),
                 _slot: None,
+                charge: Some(charge),
             })
             .is_ok()
     }
 
     /// Queues a small line without reserving space. Returns how many bytes such lines take now.
-    pub(crate) fn send_now(&self, bytes: Vec<u8>) -> usize {
+    pub(crate) fn send_now(&self, bytes: Vec<u8>, charge: Option<ByteCharge>) -> usize {
         let queued = self.unreserved_bytes.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
         // An error means that the connection has ended.
         let _ = self.lines.send(QueuedLine {
             bytes,
             space: None,
             _slot: None,
+            charge,
         });
         queued
     }
@@ -162,8 +169,9 @@ impl QueueWriter {
 
     async fn write_all<W: AsyncWrite + Unpin>(&mut self, io: &mut W, peer: &RpcPeer) -> Option<CloseReason> {
         let stop = peer.stop();
-        let mut batch = Vec::new();
+        let mut charges = Vec::new();
         loop {
+            charges.clear();
             let line = match self.lines.try_recv() {
                 Ok(line) => line,
                 Err(_) => tokio::select! {
@@ -171,15 +179,16 @@ impl QueueWriter {
                     () = stop.cancelled() => self.lines.try_recv().ok()?,
                 },
             };
+            // Made anew for each write: one that was kept would hold the last line's bytes while nothing is sent.
+            let mut batch = Vec::new();
             // With other calls or requests open, their tasks may be about to queue a line: let them run once,
             // so that it goes out with this write.
             if peer.has_other_work() {
                 tokio::task::yield_now().await;
             }
-            batch.clear();
-            batch.shrink_to(MAX_BATCH_BYTES);
             let mut next = Some(line);
-            while let Some(line) = next.take() {
+            while let Some(mut line) = next.take() {
+                charges.extend(line.charge.take());
                 let bytes = self.release(line);
                 match batch.is_empty() {
                     true => batch = bytes,
@@ -204,7 +213,7 @@ impl QueueWriter {
         }
     }
 
-    /// Releases a line's space and slot and returns its bytes. This is done before the line is written, because
+    /// Releases a line's space and slot, not its charge, and returns its bytes. This is done before the line is written, because
     /// the other side may send its next request as soon as it has read the line.
     fn release(&self, line: QueuedLine) -> Vec<u8> {
         if line.space.is_none() {

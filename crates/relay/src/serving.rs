@@ -3,7 +3,11 @@
 use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
 
 use futures::FutureExt;
-use oubliette_protocol::relay::{RpcError, method};
+use oubliette_protocol::{
+    ByteCharge, Error,
+    budget::{CALL_OVERHEAD, call_bytes, parsed_bytes},
+    relay::{RpcError, method},
+};
 use parking_lot::Mutex;
 use serde_json::{json, value::RawValue};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -38,7 +42,10 @@ impl RequestContext {
             params["message"] = json!(message);
         }
         if let Ok(line) = notification_line(method::PROGRESS, &params, self.peer.limits().max_line_bytes) {
-            self.peer.queue().try_send(line);
+            // One that does not fit into the budget is dropped too.
+            if let Ok(charge) = self.peer.limits().budget.charge(line.len()) {
+                self.peer.queue().try_send(line, charge);
+            }
         }
     }
 }
@@ -93,6 +100,9 @@ impl InFlightRequests {
         let Ok(slot) = self.slots.clone().try_acquire_owned() else {
             return Err(RequestRefusal::TooMany(too_many_in_flight(self.limit)));
         };
+        let bytes = call_bytes(params.map_or(0, |params| parsed_bytes(params.get().as_bytes())));
+        let charge = peer.limits().budget.charge(bytes);
+        let charge = charge.map_err(|over| RequestRefusal::TooMany((&Error::from(over)).into()))?;
         let cancel = CancellationToken::new();
         tokens.insert(id.clone(), cancel.clone());
         drop(tokens);
@@ -103,7 +113,7 @@ impl InFlightRequests {
         };
         let (handler, params) = (handler.clone(), params.map(ToOwned::to_owned));
         self.tasks
-            .spawn(async move { serve_request(handler, method, params, context, slot).await });
+            .spawn(async move { serve_request(handler, method, params, context, slot, charge).await });
         Ok(())
     }
 
@@ -139,13 +149,14 @@ async fn serve_request(
     params: Option<Box<RawValue>>,
     context: RequestContext,
     slot: OwnedSemaphorePermit,
+    mut charge: ByteCharge,
 ) {
     let RequestContext { id, peer, .. } = context.clone();
     let limit = peer.limits().max_line_bytes;
     let working = AssertUnwindSafe(handler.request_raw(&method, params, context)).catch_unwind();
     let outcome = working.await.unwrap_or_else(|_| {
         tracing::error!(method, "a request handler panicked");
-        Err((&oubliette_protocol::Error::internal("panic")).into())
+        Err((&Error::internal("panic")).into())
     });
     let line = match outcome {
         Ok(result) => result_line(Some(&id), &*result, limit)
@@ -153,10 +164,24 @@ async fn serve_request(
         Err(error) => error_line(Some(&id), &error, limit)
             .or_else(|_| error_line(Some(&id), &answer_too_long(limit), usize::MAX)),
     };
+    let line = line.and_then(|line| {
+        let bytes = call_bytes(line.len());
+        match bytes > CALL_OVERHEAD || charge.bytes() > CALL_OVERHEAD {
+            true => match charge.resize(bytes) {
+                Ok(()) => Ok(line),
+                Err(over) => {
+                    drop(line);
+                    let _ = charge.resize(CALL_OVERHEAD);
+                    error_line(Some(&id), &(&Error::from(over)).into(), usize::MAX)
+                }
+            },
+            false => Ok(line),
+        }
+    });
     // The id is freed before the answer is queued: once the other side has read it, it may reuse the id.
     peer.serving().remove(&id);
     if let Ok(line) = line {
         // An error means that the connection has ended.
-        let _ = peer.queue().send(line, Some(slot)).await;
+        let _ = peer.queue().send(line, Some(slot), Some(charge)).await;
     }
 }

@@ -65,7 +65,7 @@ fn pair(pipe: usize, limits: PeerLimits) -> (RpcPeer, RpcPeer, Arc<HoldingHandle
         Arc::new(HoldingHandler::default()),
         Arc::new(HoldingHandler::default()),
     );
-    let (near, _) = RpcPeer::spawn(a, left.clone(), limits);
+    let (near, _) = RpcPeer::spawn(a, left.clone(), limits.clone());
     let (far, _) = RpcPeer::spawn(b, right.clone(), limits);
     (near, far, left, right)
 }
@@ -110,7 +110,7 @@ async fn two_floods_of_long_lines_over_a_socket_do_not_stop_each_other() {
         max_queue_bytes: 64 * 1024,
         ..PeerLimits::default()
     };
-    let (near, _) = RpcPeer::spawn(a, Arc::new(HoldingHandler::default()), limits);
+    let (near, _) = RpcPeer::spawn(a, Arc::new(HoldingHandler::default()), limits.clone());
     let (far, _) = RpcPeer::spawn(b, Arc::new(HoldingHandler::default()), limits);
     let left = tokio::spawn(flood(near, 200, 200_000));
     let right = tokio::spawn(flood(far, 200, 200_000));

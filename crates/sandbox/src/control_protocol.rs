@@ -19,7 +19,7 @@ use crate::spec::PortForward;
 pub(crate) const CONTROL_FD: i32 = 3;
 
 /// The inner stage's first argument.
-#[cfg_attr(not(feature = "driver"), allow(dead_code))]
+#[cfg_attr(not(feature = "remote-stage"), allow(dead_code))]
 pub(crate) const INIT_COMMAND: &str = "sandbox-init";
 
 /// What the inner stage is to set up and start.
@@ -37,7 +37,7 @@ pub(crate) struct LaunchOrder {
     #[serde(rename = "guests")]
     pub(crate) allowed_peers: AllowedPeers,
     /// Landlock and seccomp restrictions; none for the host driver.
-    pub(crate) confine: Option<Confinement>,
+    pub(crate) confine: Option<PayloadConfinement>,
     /// Resource limits of each process.
     pub(crate) rlimits: Rlimits,
     /// Who kills the processes the payload leaves behind.
@@ -68,7 +68,7 @@ pub(crate) enum DescendantCleanup {
 
 /// Restrictions of the payload by Landlock (files) and seccomp (system calls).
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Confinement {
+pub(crate) struct PayloadConfinement {
     /// Paths that may be read and executed.
     pub(crate) read: Vec<PathBuf>,
     /// Paths that may be read, executed and written.

@@ -1,5 +1,7 @@
 //! The driver trait, its errors and its self-test report.
 
+use std::{os::fd::BorrowedFd, path::Path};
+
 use async_trait::async_trait;
 use serde::Serialize;
 
@@ -7,9 +9,9 @@ use crate::{IsolationLevel, RunningSandbox, SandboxPaths, SandboxSpec};
 
 /// A sandbox driver: runs a [`SandboxSpec`].
 ///
-/// This crate has `local` and `host`. A Docker or Kubernetes driver would map `mounts` and `sockets` to volumes,
-/// run [`crate::spec::CLIENT`] `sandbox-init` as the container's first process, and return the same
-/// [`RunningSandbox`] with the pipes of an attached exec.
+/// `local` starts processes of this host, `docker` containers that are connected by the remote stage ([`crate::stage`]),
+/// `host` processes without isolation. Whatever it is, the program's stdin, stdout and stderr are pipes of this process,
+/// and sockets of the spec lead to this process.
 #[async_trait]
 pub trait SandboxDriver: Send + Sync {
     /// The driver's name in configuration, such as `local`.
@@ -25,8 +27,51 @@ pub trait SandboxDriver: Send + Sync {
     /// Where the program would see a spec's paths, for code that needs them before or after the start.
     fn paths(&self, spec: &SandboxSpec) -> SandboxPaths;
 
+    /// Whether a connection to a socket, by its path on the host, was made by a process of a sandbox whose spec lists
+    /// that socket. Whoever listens on such a socket has to ask. Where sandboxes have a mount namespace only those
+    /// processes see the socket, and the answer is always yes.
+    fn may_connect(&self, socket: &Path, connection: BorrowedFd<'_>) -> bool;
+
+    /// Whether descriptors that a program inside passes over a socket of its spec arrive here. They do only where the
+    /// socket itself is seen inside.
+    fn passes_descriptors(&self) -> bool {
+        true
+    }
+
+    /// Whether its sandboxes are started from images.
+    fn has_images(&self) -> bool {
+        false
+    }
+
+    /// Makes an image available, and says which exactly it is. `wanted` is its name, `pinned` the one that the name stood
+    /// for before. Sandboxes of a group use the image it was given ([`crate::SandboxGroup::set_image`]). A driver
+    /// without images refuses a name and needs none.
+    async fn prepare_image(
+        &self,
+        wanted: Option<&str>,
+        _pinned: Option<&str>,
+        _progress: &(dyn Fn(String) + Send + Sync),
+    ) -> Result<Option<PinnedImage>, SandboxError> {
+        match wanted {
+            None => Ok(None),
+            Some(image) => Err(SandboxError::Invalid(format!(
+                "sandbox.image: the driver {:?} has no images, so {image:?} cannot be used",
+                self.driver()
+            ))),
+        }
+    }
+
     /// Starts a sandbox. Returns when the program itself runs, or with the reason why it does not.
     async fn spawn(&self, spec: SandboxSpec) -> Result<RunningSandbox, SandboxError>;
+}
+
+/// An image of a container engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PinnedImage {
+    /// The name it was asked for by.
+    pub name: String,
+    /// The digest that the name stood for, as the engine takes it: always the same content.
+    pub digest: String,
 }
 
 /// Why a sandbox could not be started.
@@ -43,6 +88,9 @@ pub enum SandboxError {
     /// The spec is invalid.
     #[error("{0}")]
     Invalid(String),
+    /// The group has as many sandboxes as it may have.
+    #[error("{0}")]
+    LimitExceeded(String),
     /// The sandbox was set up, but the program could not be executed.
     #[error("`{program}` could not be started: {reason}")]
     Program {
@@ -66,7 +114,10 @@ impl SandboxError {
     pub fn remedy(&self) -> Option<&str> {
         match self {
             SandboxError::Unavailable { remedy, .. } => Some(remedy),
-            SandboxError::Invalid(_) | SandboxError::Program { .. } | SandboxError::Setup(_) => None,
+            SandboxError::Invalid(_)
+            | SandboxError::LimitExceeded(_)
+            | SandboxError::Program { .. }
+            | SandboxError::Setup(_) => None,
         }
     }
 }

@@ -33,8 +33,40 @@ pub struct SandboxExit {
     pub code: Option<i32>,
     /// The signal that killed it, if one did.
     pub signal: Option<i32>,
-    /// Whether the kernel killed any process of the sandbox because it ran out of memory.
+    /// Whether any process of the sandbox was killed because a memory limit was exceeded.
     pub oom: bool,
+    /// Whether it was killed because its group had more processes than it may have.
+    pub too_many_processes: bool,
+    /// What ended the sandbox around it, if it did not end by itself and was not killed by the server.
+    pub cause: Option<ExitCause>,
+}
+
+/// What ended a sandbox from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitCause {
+    /// Somebody else killed or removed its container.
+    ContainerKilled,
+    /// The connection to its container was cut and not made again within `[sandbox] grace`.
+    ConnectionLost,
+    /// The first process of its container broke the protocol.
+    ProtocolViolation,
+    /// The container engine does not answer.
+    EngineUnreachable,
+}
+
+impl std::fmt::Display for ExitCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ExitCause::ContainerKilled => "its container was killed from outside",
+            ExitCause::ConnectionLost => {
+                "the connection to its container was lost and not made again within [sandbox] grace"
+            }
+            ExitCause::ProtocolViolation => "its container broke the protocol and was ended",
+            ExitCause::EngineUnreachable => {
+                "the container engine does not answer; start it, and see `oubliette doctor`"
+            }
+        })
+    }
 }
 
 impl SandboxExit {
@@ -51,10 +83,13 @@ impl std::fmt::Display for SandboxExit {
             (None, Some(signal)) => write!(f, "signal {signal}")?,
             (None, None) => f.write_str("ended")?,
         }
-        if self.oom {
-            f.write_str(", out of memory")
-        } else {
-            Ok(())
+        match (self.oom, self.too_many_processes) {
+            (true, _) => f.write_str(", out of memory"),
+            (false, true) => f.write_str(", too many processes"),
+            (false, false) => match self.cause {
+                Some(cause) => write!(f, ": {cause}"),
+                None => Ok(()),
+            },
         }
     }
 }
@@ -66,7 +101,7 @@ pub struct SandboxHandle {
 }
 
 struct SandboxHandleShared {
-    pid: Pid,
+    pid: Option<Pid>,
     level: IsolationLevel,
     tree: Arc<ProcessTreeControl>,
     exit: watch::Receiver<Option<SandboxExit>>,
@@ -78,6 +113,22 @@ impl Drop for SandboxHandleShared {
     }
 }
 
+/// Kills a sandbox when it is dropped, whoever else has a handle to it.
+pub struct KillOnDrop(pub SandboxHandle);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
+/// A limit of its group for which a sandbox is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExceededLimit {
+    Memory,
+    Processes,
+}
+
 /// The means to signal and kill a sandbox's process tree.
 pub(crate) struct ProcessTreeControl {
     /// The control socket to the inner stage.
@@ -87,6 +138,8 @@ pub(crate) struct ProcessTreeControl {
     pub(crate) init: std::sync::OnceLock<OwnedFd>,
     /// Whether a kill was requested.
     pub(crate) killed: AtomicBool,
+    /// The limit for which it was killed, if it was for one.
+    pub(crate) overrun: std::sync::OnceLock<ExceededLimit>,
     pub(crate) kill_requested: Notify,
 }
 
@@ -96,8 +149,15 @@ impl ProcessTreeControl {
             control,
             init: std::sync::OnceLock::new(),
             killed: AtomicBool::new(false),
+            overrun: std::sync::OnceLock::new(),
             kill_requested: Notify::new(),
         }
+    }
+
+    /// Kills the sandbox because its group exceeds a limit.
+    pub(crate) fn kill_for(&self, overrun: ExceededLimit) {
+        let _ = self.overrun.set(overrun);
+        self.kill();
     }
 
     pub(crate) fn kill(&self) {
@@ -113,7 +173,7 @@ impl ProcessTreeControl {
 
 impl SandboxHandle {
     pub(crate) fn new(
-        pid: Pid,
+        pid: Option<Pid>,
         level: IsolationLevel,
         tree: Arc<ProcessTreeControl>,
         exit: watch::Receiver<Option<SandboxExit>>,
@@ -128,9 +188,9 @@ impl SandboxHandle {
         }
     }
 
-    /// The pid, on the host, of the process at the top of the tree.
-    pub fn pid(&self) -> u32 {
-        self.shared.pid.as_raw_pid().unsigned_abs()
+    /// The pid, on this host, of the process at the top of the tree; none if it is not among this host's.
+    pub fn pid(&self) -> Option<u32> {
+        self.shared.pid.map(|pid| pid.as_raw_pid().unsigned_abs())
     }
 
     /// Its isolation level.
@@ -138,22 +198,10 @@ impl SandboxHandle {
         self.shared.level
     }
 
-    /// Whether a process, by its pid on the host, belongs to this tree. It identifies the peer of a connection
-    /// where there is no namespace to do so.
+    /// Whether a process, by its pid on the host, belongs to this tree.
     pub fn contains(&self, pid: u32) -> bool {
-        let mut pid = pid;
-        // Bounded, because a pid that is reused meanwhile could make a cycle.
-        for _ in 0..4096 {
-            if pid == self.pid() {
-                return true;
-            }
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            match crate::inner::parent_of(&stat) {
-                Some(parent) if parent > 1 => pid = parent.unsigned_abs(),
-                Some(_) | None => return false,
-            }
-        }
-        false
+        self.pid()
+            .is_some_and(|top| crate::socket_peers::is_in_tree(pid, top))
     }
 
     /// Kills the whole tree with SIGKILL. [`SandboxHandle::wait`] returns when it is gone.
@@ -176,6 +224,8 @@ impl SandboxHandle {
             code: None,
             signal: Some(libc::SIGKILL),
             oom: false,
+            too_many_processes: false,
+            cause: None,
         })
     }
 

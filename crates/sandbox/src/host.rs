@@ -3,7 +3,8 @@
 //! The program still runs under the inner stage, which as subreaper finds and kills the processes it leaves
 //! behind, and which ends when the server does.
 
-use std::path::PathBuf;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 
@@ -68,6 +69,11 @@ impl SandboxDriver for HostDriver {
         SandboxPaths::of_host(spec, &self.client)
     }
 
+    /// Always: its programs are not kept from anything.
+    fn may_connect(&self, _: &Path, _: BorrowedFd<'_>) -> bool {
+        true
+    }
+
     async fn spawn(&self, spec: SandboxSpec) -> Result<RunningSandbox, SandboxError> {
         let paths = self.paths(&spec);
         let mut env: Vec<(String, String)> = INHERITED_ENV
@@ -101,6 +107,7 @@ impl SandboxDriver for HostDriver {
         let plan = LaunchPlan {
             program: exec_args::path_cstring(&self.client)?,
             argv: exec_args::inner_stage_argv(&self.client)?,
+            environment: Vec::new(),
             bwrap_args: None,
             group: None,
         };
@@ -111,6 +118,8 @@ impl SandboxDriver for HostDriver {
             level: IsolationLevel::None,
             paths,
             scratch: None,
+            socket_peers: None,
+            membership: None,
         };
         supervise(launched, order, kit).await.map(|(running, _)| running)
     }

@@ -1,8 +1,12 @@
-//! Starting a sandbox's first process, from a thread that never ends.
+//! Starting a sandbox's first process.
 //!
-//! `--die-with-parent` and every other parent-death signal fire when the *thread* that started the child
-//! ends, and the threads of an async runtime come and go: so one thread, kept for the life of the server,
-//! starts them all.
+//! It must end when the server does, also when the server is killed in this very moment. A parent-death signal does
+//! not ensure that. Bubblewrap's `--die-with-parent` kills the outer of its two processes while the inner one may
+//! still wait for it, which it then does for ever; the same happens when writing to its `--info-fd` fails because
+//! nobody is left to read. So bubblewrap gets neither a parent-death signal nor a pipe whose reader can vanish: it
+//! always comes to start the inner stage, and that ends when the control socket is closed, which the kernel does.
+//!
+//! One thread starts all processes: it moves itself into the new sandbox's cgroup and out again.
 //!
 //! `posix_spawn` is used instead of `fork`: it does not copy the server's page tables, and nothing of ours
 //! has to run between fork and exec.
@@ -22,13 +26,19 @@ use crate::local::cgroup::SandboxCgroup;
 pub(crate) const BWRAP_ARGS_FD: RawFd = 4;
 /// File descriptor to which bubblewrap writes the pid of the inner stage.
 pub(crate) const BWRAP_INFO_FD: RawFd = 5;
+/// The reading end of the same pipe. Bubblewrap does not use it; that it has it keeps the pipe from breaking.
+const BWRAP_INFO_READER_FD: RawFd = 6;
+/// How long a process may take to stop before it is killed, in milliseconds.
+const STOP_TIMEOUT_MS: u32 = 200;
 
-/// The process to start. Its environment is always empty: the payload's environment is in the [`LaunchOrder`].
+/// The process to start. The payload's environment is not here but in the [`LaunchOrder`].
 ///
 /// [`LaunchOrder`]: crate::control_protocol::LaunchOrder
 pub(crate) struct LaunchPlan {
     pub(crate) program: CString,
     pub(crate) argv: Vec<CString>,
+    /// Its whole environment, `NAME=value`.
+    pub(crate) environment: Vec<CString>,
     /// Bubblewrap's arguments, NUL-separated, for [`BWRAP_ARGS_FD`].
     pub(crate) bwrap_args: Option<Vec<u8>>,
     /// The cgroup to start it in.
@@ -54,8 +64,26 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    pub(crate) fn kill(&self) {
-        // Fails if it has already ended.
+    /// Kills it and every process below it. Killed alone, bubblewrap would leave a child that waits for it.
+    pub(crate) fn kill_tree(&self) {
+        // Each signal fails if the process has already ended.
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::STOP);
+        // It starts nothing more once it is stopped. The time is bounded: a process in the middle of a long system
+        // call stops only after it.
+        for _ in 0..STOP_TIMEOUT_MS {
+            let path = format!("/proc/{}/stat", self.pid.as_raw_pid());
+            let stat = std::fs::read_to_string(path).unwrap_or_default();
+            let state = stat
+                .rsplit_once(')')
+                .and_then(|(_, rest)| rest.trim().chars().next());
+            if !matches!(state, Some('R' | 'S' | 'D')) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        for pid in crate::inner::descendants_of(self.pid.as_raw_pid()) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
@@ -71,7 +99,7 @@ impl ChildProcess {
 impl Drop for ChildProcess {
     fn drop(&mut self) {
         if !self.reaped {
-            self.kill();
+            self.kill_tree();
             let _ = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
         }
     }
@@ -123,9 +151,12 @@ fn start(plan: LaunchPlan) -> io::Result<LaunchedProcess> {
         (control_inside.as_fd(), CONTROL_FD),
     ];
     inherited.extend(args.iter().map(|(read, _)| (read.as_fd(), BWRAP_ARGS_FD)));
-    inherited.extend(info.iter().map(|(_, write)| (write.as_fd(), BWRAP_INFO_FD)));
+    if let Some((read, write)) = &info {
+        inherited.push((write.as_fd(), BWRAP_INFO_FD));
+        inherited.push((read.as_fd(), BWRAP_INFO_READER_FD));
+    }
 
-    let spawn = || spawn(&plan.program, &plan.argv, &inherited);
+    let spawn = || spawn(&plan.program, &plan.argv, &plan.environment, &inherited);
     let pid = match &plan.group {
         Some(group) => group.spawn_inside(spawn)?,
         None => spawn()?,
@@ -180,18 +211,25 @@ fn write_and_close(pipe: OwnedFd, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// `posix_spawn` in a session of its own (so that the terminal's Ctrl-C reaches the server alone), with just
-/// these file descriptors, no environment, no blocked and no ignored signals.
+/// these file descriptors and this environment, no blocked and no ignored signals.
 #[allow(unsafe_code)]
-fn spawn(program: &CString, argv: &[CString], inherited: &[(BorrowedFd<'_>, RawFd)]) -> io::Result<Pid> {
+fn spawn(
+    program: &CString,
+    argv: &[CString],
+    environment: &[CString],
+    inherited: &[(BorrowedFd<'_>, RawFd)],
+) -> io::Result<Pid> {
     // Sources are first moved out of the way of targets: `dup2(a, 3)` would close a source that is 3.
     let moved = inherited
         .iter()
         .map(|(fd, target)| Ok((rustix::io::fcntl_dupfd_cloexec(fd, 64)?, *target)))
         .collect::<io::Result<Vec<(OwnedFd, RawFd)>>>()?;
 
-    let mut argv: Vec<*mut libc::c_char> = argv.iter().map(|arg| arg.as_ptr().cast_mut()).collect();
-    argv.push(std::ptr::null_mut());
-    let environment: [*mut libc::c_char; 1] = [std::ptr::null_mut()];
+    let pointers = |words: &[CString]| -> Vec<*mut libc::c_char> {
+        let words = words.iter().map(|word| word.as_ptr().cast_mut());
+        words.chain([std::ptr::null_mut()]).collect()
+    };
+    let (argv, environment) = (pointers(argv), pointers(environment));
 
     // SAFETY: `actions` and `attributes` are initialised before use and destroyed on every path; every
     // pointer handed over (program, argv, environment, signal sets) outlives the call, argv and the

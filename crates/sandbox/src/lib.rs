@@ -12,13 +12,18 @@
 //!   paths are from the program's view.
 //! - `local`: the driver that needs no daemon: bubblewrap for namespaces, else Landlock alone; cgroups.
 //! - `host`: the driver without isolation, for tool servers the operator trusts.
-//! - `launch`: starts a process, from a thread that never ends; `supervise`: runs it until it is reaped;
+//! - `group`: limits that several sandboxes share; `process_table`: counts processes; `nameless_files`: finds what is
+//!   on disk and in no directory.
+//! - `launch`: starts a process; `supervise`: runs it until it is reaped;
 //!   `handle`: controls it.
+//! - `socket_peers`: which processes may use a sandbox's sockets where no namespace decides it.
 //! - `control_protocol`: the messages between the driver and the inner stage.
 //! - [`inner`]: the inner stage, the first process (pid 1) of every sandbox; part of `oubliette-client`.
+//! - `docker`: the driver for a container engine; `stage`: the connection between a container and the server.
 //! - `stop`: ends a tool server gracefully.
 //!
-//! Without the feature `driver` only the inner stage is built.
+//! Without the feature `driver` only the inner stage is built, and with `remote-stage` the container's end of that
+//! connection.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -26,9 +31,15 @@ mod control_protocol;
 pub mod inner;
 pub mod level;
 pub mod spec;
+#[cfg(feature = "remote-stage")]
+pub mod stage;
 
 #[cfg(feature = "driver")]
+mod docker;
+#[cfg(feature = "driver")]
 mod driver;
+#[cfg(feature = "driver")]
+mod group;
 #[cfg(feature = "driver")]
 mod handle;
 #[cfg(feature = "driver")]
@@ -38,7 +49,13 @@ mod launch;
 #[cfg(feature = "driver")]
 mod local;
 #[cfg(feature = "driver")]
+mod nameless_files;
+#[cfg(feature = "driver")]
 pub mod paths;
+#[cfg(feature = "driver")]
+mod process_table;
+#[cfg(feature = "driver")]
+mod socket_peers;
 #[cfg(feature = "driver")]
 mod stop;
 #[cfg(feature = "driver")]
@@ -50,13 +67,17 @@ pub use spec::{
 };
 
 #[cfg(feature = "driver")]
-pub use driver::{SandboxCheck, SandboxDriver, SandboxError, SandboxReport};
+pub use docker::{DockerDriver, DockerDriverConfig};
 #[cfg(feature = "driver")]
-pub use handle::{RunningSandbox, SandboxExit, SandboxHandle};
+pub use driver::{PinnedImage, SandboxCheck, SandboxDriver, SandboxError, SandboxReport};
+#[cfg(feature = "driver")]
+pub use group::SandboxGroup;
+#[cfg(feature = "driver")]
+pub use handle::{ExitCause, KillOnDrop, RunningSandbox, SandboxExit, SandboxHandle};
 #[cfg(feature = "driver")]
 pub use host::HostDriver;
 #[cfg(feature = "driver")]
-pub use local::{LocalDriver, LocalDriverConfig};
+pub use local::{LocalDriver, LocalDriverConfig, TotalLimits};
 #[cfg(feature = "driver")]
 pub use paths::SandboxPaths;
 #[cfg(feature = "driver")]

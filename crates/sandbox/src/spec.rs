@@ -38,6 +38,9 @@ pub struct SandboxSpec {
     pub network: SandboxNetwork,
     /// Resource limits.
     pub limits: ResourceLimits,
+    /// The group with which it shares further limits: its session's. None: it has only its own.
+    #[cfg(feature = "driver")]
+    pub group: Option<crate::SandboxGroup>,
     /// The program and its arguments; the program is searched in PATH.
     pub argv: Vec<String>,
     /// The working directory.
@@ -57,6 +60,8 @@ impl SandboxSpec {
             env: Vec::new(),
             network: SandboxNetwork::None,
             limits: ResourceLimits::default(),
+            #[cfg(feature = "driver")]
+            group: None,
             argv: argv.into_iter().map(Into::into).collect(),
             cwd: PathBuf::from(WORKSPACE),
         }
@@ -165,7 +170,7 @@ pub enum SandboxNetwork {
     Host,
 }
 
-/// Resource limits of a sandbox. `None` means unlimited.
+/// Resource limits of a sandbox, or of a group of sandboxes together. `None` means unlimited.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResourceLimits {
     /// Memory of the whole process tree, in MiB; of each process where there are no cgroups. Default 4096.
@@ -174,8 +179,8 @@ pub struct ResourceLimits {
     pub cpus: Option<f64>,
     /// Processes and threads of the whole tree. Default 1024.
     pub pids: Option<u64>,
-    /// Maximum size of a single written file, in MiB; the sum is watched by `oubliette_os::DiskWatch`. Default
-    /// unlimited.
+    /// What may be on disk, in MiB. A sandbox is kept from writing a single file that is larger; the sum is watched by
+    /// whoever runs it (`oubliette_os::DiskWatch`). Default unlimited.
     pub workspace_mb: Option<u64>,
     /// Open files of each process. Default 65536.
     pub open_files: Option<u64>,

@@ -20,15 +20,19 @@ use tokio::sync::{oneshot, watch};
 
 use crate::control_protocol::{DescendantCleanup, InnerStageReport, LaunchOrder};
 use crate::driver::SandboxError;
-use crate::handle::{ProcessTreeControl, RunningSandbox, SandboxExit, SandboxHandle};
+use crate::group::GroupMembership;
+use crate::handle::{ExceededLimit, ProcessTreeControl, RunningSandbox, SandboxExit, SandboxHandle};
 use crate::launch::{ChildProcess, LaunchedProcess};
 use crate::local::cgroup::SandboxCgroup;
+use crate::socket_peers::SocketPeersEntry;
 use crate::{IsolationLevel, SandboxPaths};
 
 /// Maximum time until the payload runs.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the inner stage may take to end after a kill before the process above it is killed too.
 const KILL_GRACE: Duration = Duration::from_secs(2);
+/// Maximum length of a report of the inner stage.
+const MAX_REPORT_BYTES: usize = 64 * 1024;
 /// Maximum bytes of stderr quoted in an error.
 const MAX_STDERR_BYTES: usize = 2000;
 
@@ -38,6 +42,10 @@ pub(crate) struct SandboxResources {
     pub(crate) paths: SandboxPaths,
     /// Temporary directory, removed when the sandbox ends.
     pub(crate) scratch: Option<PathBuf>,
+    /// Lets its processes use its sockets until it ends, where no namespace does.
+    pub(crate) socket_peers: Option<SocketPeersEntry>,
+    /// Its place in its group, given up when the sandbox has ended.
+    pub(crate) membership: Option<GroupMembership>,
 }
 
 /// Sends the launch order to the inner stage and waits until the payload runs. Also returns the Landlock ABI
@@ -87,10 +95,9 @@ fn prepare(
         SandboxSupervisor {
             exit_watch,
             child,
-            tree,
+            control: ControlChannel::new(tree),
             group,
             bwrap_info,
-            report_buffer: Vec::new(),
         },
         pipes,
         order,
@@ -116,9 +123,14 @@ struct StdioPipes {
 struct SandboxSupervisor {
     exit_watch: AsyncFd<Arc<OwnedFd>>,
     child: ChildProcess,
-    tree: Arc<ProcessTreeControl>,
+    control: ControlChannel,
     group: Option<SandboxCgroup>,
     bwrap_info: Option<OwnedFd>,
+}
+
+/// The driver's end of the control protocol.
+pub(crate) struct ControlChannel {
+    tree: Arc<ProcessTreeControl>,
     /// Bytes received from the inner stage that are not yet a complete line.
     report_buffer: Vec<u8>,
 }
@@ -135,6 +147,8 @@ async fn run_sandbox(
         level,
         paths,
         scratch,
+        socket_peers: _socket_peers,
+        membership,
     } = resources;
     let program = order.argv.first().cloned().unwrap_or_default();
     let begun = match tokio::time::timeout(START_TIMEOUT, supervisor.start_payload(&order)).await {
@@ -149,7 +163,15 @@ async fn run_sandbox(
     let (exit_sender, exit) = watch::channel(None);
     match begun {
         Ok(landlock) => {
-            let handle = SandboxHandle::new(supervisor.child.pid, level, supervisor.tree.clone(), exit);
+            if let Some(membership) = &membership {
+                membership.set_running(Some(supervisor.child.pid), supervisor.control.tree.clone());
+            }
+            let handle = SandboxHandle::new(
+                Some(supervisor.child.pid),
+                level,
+                supervisor.control.tree.clone(),
+                exit,
+            );
             let StdioPipes {
                 stdin,
                 stdout,
@@ -167,21 +189,23 @@ async fn run_sandbox(
                 landlock,
             ))));
             let ended = supervisor.wait_for_end().await;
-            clean_up(supervisor, scratch).await.publish(ended, &exit_sender);
+            let outcome = clean_up(supervisor, scratch).await;
+            drop(membership);
+            outcome.publish(ended, &exit_sender);
         }
         Err(broken) => {
-            supervisor.tree.kill();
-            supervisor.child.kill();
-            let status = supervisor.reap().await;
+            supervisor.control.tree.kill();
+            let status = supervisor.reap_or_kill().await;
             let error = broken.into_error(program, pipes.stderr, status).await;
             clean_up(supervisor, scratch).await;
+            drop(membership);
             drop(started.send(Err(error)));
         }
     }
 }
 
 /// Why the payload does not run.
-enum StartFailure {
+pub(crate) enum StartFailure {
     Program(String),
     Setup(String),
     /// The control socket was closed without a report; bubblewrap writes the reason to stderr.
@@ -222,6 +246,8 @@ struct PayloadEnd {
     status: Option<WaitIdStatus>,
     /// Whether a kill was requested.
     killed: bool,
+    /// The limit of its group for which it was killed.
+    overrun: Option<ExceededLimit>,
 }
 
 /// What cleaning up found.
@@ -246,7 +272,9 @@ impl CleanupOutcome {
         exit.send_replace(Some(SandboxExit {
             code,
             signal,
-            oom: self.oom,
+            oom: self.oom || ended.overrun == Some(ExceededLimit::Memory),
+            too_many_processes: ended.overrun == Some(ExceededLimit::Processes),
+            cause: None,
         }));
     }
 }
@@ -254,84 +282,43 @@ impl CleanupOutcome {
 impl SandboxSupervisor {
     /// Sends the launch order and waits until the payload runs. Returns the Landlock ABI version.
     async fn start_payload(&mut self, order: &LaunchOrder) -> Result<i32, StartFailure> {
-        let json = serde_json::to_vec(order).map_err(|error| StartFailure::Setup(error.to_string()))?;
-        let length =
-            u32::try_from(json.len()).map_err(|_| StartFailure::Setup("the order is too long".into()))?;
-        let mut bytes = length.to_le_bytes().to_vec();
-        bytes.extend(json);
-        // If the child has ended, reading its reports below shows that.
-        let _ = write_all(&self.tree.control, &bytes).await;
-        let mut abi = 0;
-        loop {
-            match self.next_report().await {
-                Some(InnerStageReport::Ready { landlock }) => abi = landlock,
-                Some(InnerStageReport::Started) => break,
-                Some(InnerStageReport::NoProgram { reason }) => return Err(StartFailure::Program(reason)),
-                Some(InnerStageReport::Failed { reason }) => return Err(StartFailure::Setup(reason)),
-                Some(InnerStageReport::Exited { .. }) | None => return Err(StartFailure::Silent),
-            }
-        }
+        let abi = self.control.start_payload(order).await?;
         if matches!(order.cleanup, DescendantCleanup::Namespace)
             && let Some(init) = self.bwrap_info.take().and_then(|info| open_init_pidfd(&info))
         {
-            let _ = self.tree.init.set(init);
+            let _ = self.control.tree.init.set(init);
         }
         Ok(abi)
     }
 
     /// Waits for the end; kills the child itself when a requested kill does not take effect in time.
     async fn wait_for_end(&mut self) -> PayloadEnd {
-        let tree = self.tree.clone();
+        let tree = self.control.tree.clone();
         let kill_timeout = async {
             tree.kill_requested.notified().await;
             tokio::time::sleep(KILL_GRACE).await;
         };
         let mut reported = None;
         tokio::select! {
-            () = async { reported = self.read_exit_report().await } => {}
+            () = async { reported = self.control.read_exit_report().await } => {}
             () = kill_timeout => {}
         }
-        let status = match tokio::time::timeout(KILL_GRACE, self.reap()).await {
-            Ok(status) => status,
-            Err(_) => {
-                // The inner stage has ended without it, or does not react to the kill.
-                self.child.kill();
-                self.reap().await
-            }
-        };
         PayloadEnd {
             reported,
-            status,
-            killed: self.tree.killed.load(Ordering::SeqCst),
+            status: self.reap_or_kill().await,
+            killed: self.control.tree.killed.load(Ordering::SeqCst),
+            overrun: self.control.tree.overrun.get().copied(),
         }
     }
 
-    /// Reads reports until the socket closes; returns the payload's exit code and signal, if reported.
-    async fn read_exit_report(&mut self) -> Option<(Option<i32>, Option<i32>)> {
-        let mut reported = None;
-        while let Some(report) = self.next_report().await {
-            if let InnerStageReport::Exited { code, signal } = report {
-                reported = Some((code, signal));
-            }
-        }
-        reported
-    }
-
-    /// The next report of the inner stage; none when it has closed the socket.
-    async fn next_report(&mut self) -> Option<InnerStageReport> {
-        loop {
-            if let Some(end) = self.report_buffer.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.report_buffer.drain(..=end).collect();
-                // Only the inner stage can write here: the payload does not inherit the socket.
-                return serde_json::from_slice(&line).ok();
-            }
-            self.tree.control.readable().await.ok()?;
-            let mut chunk = [0; 512];
-            match self.tree.control.try_read(&mut chunk) {
-                Ok(0) => return None,
-                Ok(read) => self.report_buffer.extend_from_slice(&chunk[..read]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return None,
+    /// Reaps the child; kills it with all below it if it does not end by itself, as it does when the inner stage ends
+    /// or finds the control socket closed.
+    async fn reap_or_kill(&mut self) -> Option<WaitIdStatus> {
+        match tokio::time::timeout(KILL_GRACE, self.reap()).await {
+            Ok(status) => status,
+            Err(_) => {
+                self.child.kill_tree();
+                self.reap().await
             }
         }
     }
@@ -352,6 +339,74 @@ impl SandboxSupervisor {
     }
 }
 
+impl ControlChannel {
+    pub(crate) fn new(tree: Arc<ProcessTreeControl>) -> Self {
+        Self {
+            tree,
+            report_buffer: Vec::new(),
+        }
+    }
+
+    /// Sends the launch order and waits until the payload runs. Returns the Landlock ABI version.
+    pub(crate) async fn start_payload(&mut self, order: &LaunchOrder) -> Result<i32, StartFailure> {
+        let json = serde_json::to_vec(order).map_err(|error| StartFailure::Setup(error.to_string()))?;
+        let length =
+            u32::try_from(json.len()).map_err(|_| StartFailure::Setup("the order is too long".into()))?;
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend(json);
+        // If the child has ended, reading its reports below shows that.
+        let _ = write_all(&self.tree.control, &bytes).await;
+        let mut abi = 0;
+        loop {
+            match self.next_report().await {
+                Some(InnerStageReport::Ready { landlock }) => abi = landlock,
+                Some(InnerStageReport::Started) => break,
+                Some(InnerStageReport::NoProgram { reason }) => return Err(StartFailure::Program(reason)),
+                Some(InnerStageReport::Failed { reason }) => return Err(StartFailure::Setup(reason)),
+                Some(InnerStageReport::Exited { .. }) | None => return Err(StartFailure::Silent),
+            }
+        }
+        Ok(abi)
+    }
+
+    /// Reads reports until the socket closes; returns the payload's exit code and signal, if reported.
+    pub(crate) async fn read_exit_report(&mut self) -> Option<(Option<i32>, Option<i32>)> {
+        let mut reported = None;
+        while let Some(report) = self.next_report().await {
+            if let InnerStageReport::Exited { code, signal } = report {
+                reported = Some((code, signal));
+            }
+        }
+        reported
+    }
+
+    /// The next report of the inner stage; none when it has closed the socket.
+    async fn next_report(&mut self) -> Option<InnerStageReport> {
+        loop {
+            if let Some(end) = self.report_buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.report_buffer.drain(..=end).collect();
+                // Here only the inner stage can write: the payload does not inherit the socket. In a container anybody
+                // may who took over its first process; that one's payload is all it can lie about.
+                return serde_json::from_slice(&line).ok();
+            }
+            if self.report_buffer.len() > MAX_REPORT_BYTES {
+                return None;
+            }
+            self.tree.control.readable().await.ok()?;
+            let mut chunk = [0; 512];
+            match self.tree.control.try_read(&mut chunk) {
+                Ok(0) => return None,
+                Ok(read) => self.report_buffer.extend_from_slice(&chunk[..read]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// How long the removal of a sandbox's temporary directory is waited for.
+const SCRATCH_REMOVAL_WAIT: Duration = Duration::from_secs(2);
+
 /// Removes the sandbox's cgroup and temporary directory.
 async fn clean_up(supervisor: SandboxSupervisor, scratch: Option<PathBuf>) -> CleanupOutcome {
     let group = supervisor.group;
@@ -363,7 +418,9 @@ async fn clean_up(supervisor: SandboxSupervisor, scratch: Option<PathBuf>) -> Cl
         None => false,
     };
     if let Some(scratch) = scratch {
-        let _ = tokio::fs::remove_dir_all(scratch).await;
+        // What a program left there may be large; nobody waits long for it.
+        let removal = tokio::spawn(oubliette_os::remove_tree(scratch));
+        let _ = tokio::time::timeout(SCRATCH_REMOVAL_WAIT, removal).await;
     }
     CleanupOutcome { oom }
 }

@@ -156,6 +156,14 @@ async fn cannot_make_raw_sockets() {
 }
 
 #[tokio::test]
+async fn cannot_send_out_of_band_data() {
+    let fixture = SandboxFixture::new().await;
+    let lines = fixture.lines(["out-of-band"]).await;
+    assert_results(&lines[..3], &["EBADF"]);
+    assert_results(&lines[3..], &["EPERM"]);
+}
+
+#[tokio::test]
 async fn cannot_reach_into_the_kernel() {
     let fixture = SandboxFixture::new().await;
     let lines = fixture.lines(["kernel"]).await;
@@ -260,4 +268,31 @@ async fn inherits_no_file_descriptor_of_the_server() {
     let fixture = SandboxFixture::new().await;
     // 3 is the directory being listed.
     assert_eq!(fixture.shell("ls /proc/self/fd").await.out, "0\n1\n2\n3\n");
+}
+
+#[tokio::test]
+async fn shared_memory_and_queues_are_not_the_hosts() {
+    let fixture = SandboxFixture::new().await;
+    // They may be made, in a namespace that ends with the sandbox: nothing of them is seen outside.
+    let before = ipc_of_the_host();
+    fixture.lines(["ipc"]).await;
+    assert_eq!(ipc_of_the_host(), before);
+}
+
+fn ipc_of_the_host() -> [String; 3] {
+    ["shm", "sem", "msg"]
+        .map(|kind| std::fs::read_to_string(format!("/proc/sysvipc/{kind}")).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn cannot_change_limits_or_priorities_of_processes_of_the_host() {
+    let fixture = SandboxFixture::new().await;
+    let mut victim = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let lines = fixture.lines(["other-process", &victim.id().to_string()]).await;
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    let (user, process): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("of a user"));
+    assert_results(&process, &["ESRCH"]);
+    // Of the user's processes only those inside are found: whether they may be raised depends on what they have.
+    assert_results(&user, &["ok", "EACCES", "ESRCH"]);
 }

@@ -114,6 +114,36 @@ async fn cannot_mount_trace_or_make_namespaces() {
 }
 
 #[tokio::test]
+async fn cannot_reach_into_the_kernel() {
+    let fixture = SandboxFixture::landlock().await;
+    let lines = fixture.lines(["kernel"]).await;
+    let (asking, trying): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.starts_with("ask "));
+    assert_results(&asking, &["ok"]);
+    assert_results(&trying, &["EPERM", "ENOSYS"]);
+}
+
+#[tokio::test]
+async fn cannot_use_shared_memory_and_queues_of_the_host() {
+    let fixture = SandboxFixture::landlock().await;
+    assert_results(&fixture.lines(["ipc"]).await, &["EPERM"]);
+}
+
+#[tokio::test]
+async fn cannot_change_limits_or_priorities_of_other_processes() {
+    let fixture = SandboxFixture::landlock().await;
+    let mut victim = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let lines = fixture.lines(["other-process", &victim.id().to_string()]).await;
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    assert_results(&lines, &["EPERM"]);
+    // Its own it may lower.
+    let lowered = fixture
+        .shell("ulimit -n 100 && nice -n 1 sh -c 'ulimit -n'")
+        .await;
+    assert_eq!((lowered.out.as_str(), lowered.err.as_str()), ("100\n", ""));
+}
+
+#[tokio::test]
 async fn cannot_signal_other_processes_including_its_inner_stage() {
     let fixture = SandboxFixture::landlock().await;
     let checks = fixture.report().await.checks;

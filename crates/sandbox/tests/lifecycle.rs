@@ -7,11 +7,10 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 
-use common::{SandboxFixture, inside_program, processes_with, unique_mark, wait_for_output};
+use common::{SandboxFixture, pidfd, processes_with, unique_mark, wait_for_end, wait_for_output};
 use oubliette_sandbox::{
     BindMount, PortForward, SandboxError, SandboxHandle, SandboxSpec, SocketMount, StopTimeouts, stop,
 };
-use rustix::process::{Pid, PidfdFlags};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[tokio::test]
@@ -369,21 +368,6 @@ async fn stop_closes_stdin_then_terminates_then_kills() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_when_the_server_is_killed() {
-    dies_with_the_server("hold-namespaces").await;
-}
-
-#[tokio::test]
-async fn nothing_is_left_when_the_server_is_killed_without_namespaces() {
-    dies_with_the_server("hold-landlock").await;
-}
-
-#[tokio::test]
-async fn nothing_is_left_of_a_host_tool_when_the_server_is_killed() {
-    dies_with_the_server("hold-host").await;
-}
-
-#[tokio::test]
 async fn a_handle_knows_its_own_processes() {
     let fixture = SandboxFixture::new().await;
     let mark = unique_mark(fixture.dir.path());
@@ -413,33 +397,6 @@ async fn a_host_that_is_fixed_needs_no_restart() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     assert!(fixture.run(fixture.spec(["cwd"])).await.exit.success());
-}
-
-async fn dies_with_the_server(how: &str) {
-    let dir = tempfile::tempdir().unwrap();
-    let mark = unique_mark(dir.path());
-    let mut server = std::process::Command::new(inside_program())
-        .args([how, dir.path().to_str().unwrap(), &mark])
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = [0; 8];
-    server.stdout.take().unwrap().read_exact(&mut said).unwrap();
-    let tree: Vec<OwnedFd> = processes_with(&mark)
-        .into_iter()
-        .filter(|pid| *pid != server.id() as i32)
-        .filter_map(pidfd)
-        .collect();
-    // The program and its daemon.
-    assert_eq!(tree.len(), 2);
-    server.kill().unwrap();
-    server.wait().unwrap();
-    for process in &tree {
-        wait_for_end(process).await;
-    }
-    assert_eq!(processes_with(&mark), Vec::<i32>::new());
-    // The next server on the same directory clears away its cgroups.
-    SandboxFixture::on(dir).await.report().await;
 }
 
 #[tokio::test]
@@ -525,10 +482,6 @@ async fn program_with_daemon(fixture: &SandboxFixture) -> (oubliette_sandbox::Ru
     (running, tree)
 }
 
-fn pidfd(pid: i32) -> Option<OwnedFd> {
-    rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
-}
-
 fn has_ended(process: &OwnedFd) -> bool {
     let mut fds = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
     let now = rustix::event::Timespec {
@@ -536,17 +489,4 @@ fn has_ended(process: &OwnedFd) -> bool {
         tv_nsec: 0,
     };
     rustix::event::poll(&mut fds, Some(&now)).unwrap() == 1
-}
-
-async fn wait_for_end(process: &OwnedFd) {
-    let process = process.try_clone().unwrap();
-    let waiting = tokio::task::spawn_blocking(move || {
-        let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
-        let patience = rustix::event::Timespec {
-            tv_sec: 20,
-            tv_nsec: 0,
-        };
-        rustix::event::poll(&mut fds, Some(&patience)).unwrap()
-    });
-    assert_eq!(waiting.await.unwrap(), 1, "still there");
 }

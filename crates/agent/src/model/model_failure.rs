@@ -41,7 +41,9 @@ impl ModelFailure {
                 .get("retry-after")
                 .and_then(|v| v.to_str().ok())
                 .and_then(|v| v.parse().ok());
-            let again = matches!(status.as_u16(), 408 | 425 | 429 | 500..);
+            // Said when a budget is used up, which waiting does not change.
+            let forbidden = headers.get("x-should-retry").is_some_and(|v| v == "false");
+            let again = !forbidden && matches!(status.as_u16(), 408 | 425 | 429 | 500..);
             let message = format!("{}: {}", status.as_u16(), error_text(body));
             let wait = wait.map(Duration::from_secs);
             return Self {

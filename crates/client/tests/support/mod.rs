@@ -10,6 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use oubliette_handoff::{handshake, interceptor};
+use oubliette_os::{DescriptorWorker, PassedDescriptors, UntrustedListener};
 use oubliette_protocol::{Error, relay::method, tool::ToolSource};
 use oubliette_relay::{
     PeerHandler, PeerLimits, ProgressCallback, ProgressReport, RequestContext, RpcError, RpcPeer,
@@ -252,15 +253,23 @@ impl TestServer {
             }
         });
         if self.streams == Streams::HandedOff {
-            let listener = bind(&self.handoff_socket);
+            let worker = DescriptorWorker::default();
+            let passed = PassedDescriptors::Expected;
+            let listener = UntrustedListener::bind(&self.handoff_socket, passed, worker).unwrap();
             let (script, hang_up) = (self.script.clone(), self.hang_up.clone());
             accepting.spawn(async move {
                 let mut interceptors = JoinSet::new();
-                while let Ok((stream, _)) = listener.accept().await {
+                while let Ok(stream) = listener.accept().await {
                     let (tools, hang_up) = (ScriptedTools(script.clone()), hang_up.clone());
                     interceptors.spawn(async move {
                         let handed_off = handshake::accept(stream).await.unwrap();
-                        interceptor::run(handed_off, tools, hang_up).await;
+                        interceptor::run(
+                            handed_off,
+                            tools,
+                            hang_up,
+                            oubliette_protocol::ByteBudget::default(),
+                        )
+                        .await;
                     });
                 }
             });

@@ -74,7 +74,10 @@ fn fast_path_over(stream: UnixStream) -> (TestFastPath, AgentLines) {
         peer,
         heartbeat: Heartbeat::default(),
     };
-    let fast_path = FastPath::new(backend, AgentOutput::start(near, 64 * 1024 * 1024));
+    let fast_path = FastPath::new(
+        backend,
+        AgentOutput::start(near, 64 * 1024 * 1024, oubliette_protocol::ByteBudget::default()),
+    );
     fast_path.enable_for(Some(&OLD));
     (fast_path, BufReader::new(far).lines())
 }

@@ -27,6 +27,7 @@ fn errno(number: i32) -> String {
         libc::ENOMEM => "ENOMEM",
         libc::EFBIG => "EFBIG",
         libc::EAFNOSUPPORT => "EAFNOSUPPORT",
+        libc::EBADF => "EBADF",
         _ => return format!("errno {number}"),
     };
     name.to_owned()
@@ -78,7 +79,10 @@ pub(crate) fn run(command: &str, args: &[String]) -> bool {
         "namespaces" => namespaces(),
         "sockets" => sockets(),
         "kernel" => kernel(),
-        "fork" => fork(),
+        "ipc" => ipc(),
+        "other-process" => args.iter().for_each(|pid| other_process(pid)),
+        "out-of-band" => out_of_band(),
+        "fork" => fork(args),
         "allocate" => allocate(args),
         _ => return false,
     }
@@ -133,6 +137,32 @@ fn mounts() {
         libc::SYS_open_tree,
         [0, c"/".as_ptr() as usize, 1, 0, 0],
     );
+    call(
+        "mount made shared",
+        libc::SYS_mount,
+        [
+            0,
+            c"/".as_ptr() as usize,
+            0,
+            (libc::MS_SHARED | libc::MS_REC) as usize,
+            0,
+        ],
+    );
+    call(
+        "mount made writable",
+        libc::SYS_mount,
+        [
+            0,
+            c"/usr".as_ptr() as usize,
+            0,
+            (libc::MS_REMOUNT | libc::MS_BIND) as usize,
+            0,
+        ],
+    );
+    call("fsmount", libc::SYS_fsmount, [0; 5]);
+    call("fsconfig", libc::SYS_fsconfig, [0; 5]);
+    call("fspick", libc::SYS_fspick, [0, c"/".as_ptr() as usize, 0, 0, 0]);
+    call("fanotify_init", libc::SYS_fanotify_init, [0; 5]);
     call("move_mount", libc::SYS_move_mount, [0; 5]);
     call("mount_setattr", libc::SYS_mount_setattr, [0; 5]);
     call("name_to_handle_at", libc::SYS_name_to_handle_at, [0; 5]);
@@ -152,6 +182,8 @@ fn processes() {
     );
     call("process_vm_readv", libc::SYS_process_vm_readv, [1, 0, 0, 0, 0]);
     call("process_vm_writev", libc::SYS_process_vm_writev, [1, 0, 0, 0, 0]);
+    call("process_madvise", libc::SYS_process_madvise, [0; 5]);
+    call("kcmp", libc::SYS_kcmp, [1, 1, 0, 0, 0]);
     call("pidfd_getfd", libc::SYS_pidfd_getfd, [0; 5]);
     print_result("memory of pid 1", File::open("/proc/1/mem").map(drop));
     print_result("environment of pid 1", std::fs::read("/proc/1/environ").map(drop));
@@ -168,12 +200,21 @@ fn namespaces() {
         libc::SYS_unshare,
         [libc::CLONE_NEWNS as usize, 0, 0, 0, 0],
     );
+    call(
+        "unshare time",
+        libc::SYS_unshare,
+        [libc::CLONE_NEWTIME as usize, 0, 0, 0, 0],
+    );
     call("setns", libc::SYS_setns, [0; 5]);
     for (name, flag) in [
         ("clone user", libc::CLONE_NEWUSER),
         ("clone mount", libc::CLONE_NEWNS),
         ("clone net", libc::CLONE_NEWNET),
         ("clone pid", libc::CLONE_NEWPID),
+        ("clone uts", libc::CLONE_NEWUTS),
+        ("clone ipc", libc::CLONE_NEWIPC),
+        ("clone cgroup", libc::CLONE_NEWCGROUP),
+        ("clone user and mount", libc::CLONE_NEWUSER | libc::CLONE_NEWNS),
     ] {
         // If it works the child exits below like the parent; the line is then printed twice, as `ok`.
         call(name, libc::SYS_clone, [flag as u32 as usize, 0, 0, 0, 0]);
@@ -204,6 +245,28 @@ fn sockets() {
         ("audit", libc::AF_NETLINK, libc::SOCK_RAW, 9),
         ("vsock", libc::AF_VSOCK, libc::SOCK_STREAM, 0),
         ("alg", libc::AF_ALG, libc::SOCK_SEQPACKET, 0),
+        ("ipsec keys", libc::AF_KEY, libc::SOCK_RAW, 2),
+        ("xdp", libc::AF_XDP, libc::SOCK_RAW, 0),
+        ("can", libc::AF_CAN, libc::SOCK_RAW, 1),
+        ("tipc", libc::AF_TIPC, libc::SOCK_RDM, 0),
+        (
+            "netfilter",
+            libc::AF_NETLINK,
+            libc::SOCK_RAW,
+            libc::NETLINK_NETFILTER,
+        ),
+        (
+            "uevents",
+            libc::AF_NETLINK,
+            libc::SOCK_RAW,
+            libc::NETLINK_KOBJECT_UEVENT,
+        ),
+        (
+            "sock_diag",
+            libc::AF_NETLINK,
+            libc::SOCK_RAW,
+            libc::NETLINK_SOCK_DIAG,
+        ),
         ("bluetooth", libc::AF_BLUETOOTH, libc::SOCK_RAW, 0),
     ];
     for (name, family, kind, protocol) in sockets {
@@ -226,7 +289,23 @@ fn kernel() {
     call("init_module", libc::SYS_init_module, [0; 5]);
     call("swapon", libc::SYS_swapon, [0; 5]);
     call("reboot", libc::SYS_reboot, [0; 5]);
+    call("kexec_file_load", libc::SYS_kexec_file_load, [0; 5]);
+    call("finit_module", libc::SYS_finit_module, [0; 5]);
+    call(
+        "delete_module",
+        libc::SYS_delete_module,
+        [c"none".as_ptr() as usize, 0, 0, 0, 0],
+    );
+    call("swapoff", libc::SYS_swapoff, [0; 5]);
+    call("quotactl", libc::SYS_quotactl, [0; 5]);
+    call("acct", libc::SYS_acct, [0; 5]);
+    call("syslog", libc::SYS_syslog, [3, 0, 0, 0, 0]);
+    call("settimeofday", libc::SYS_settimeofday, [0; 5]);
+    call("clock_settime", libc::SYS_clock_settime, [0; 5]);
+    call("vhangup", libc::SYS_vhangup, [0; 5]);
     call("io_uring_setup", libc::SYS_io_uring_setup, [0; 5]);
+    call("io_uring_enter", libc::SYS_io_uring_enter, [0; 5]);
+    call("io_uring_register", libc::SYS_io_uring_register, [0; 5]);
     call("personality", libc::SYS_personality, [0x0040_0000, 0, 0, 0, 0]);
     call(
         "ask personality",
@@ -240,11 +319,92 @@ fn kernel() {
     );
     call("tioclinux", libc::SYS_ioctl, [0, 0x541C, 0, 0, 0]);
     call("x32 getpid", 0x4000_0000 + libc::SYS_getpid, [0; 5]);
+    #[cfg(target_arch = "x86_64")]
+    for (name, number) in [
+        ("iopl", libc::SYS_iopl),
+        ("ioperm", libc::SYS_ioperm),
+        ("modify_ldt", libc::SYS_modify_ldt),
+    ] {
+        call(name, number, [0, 1, 1, 0, 0]);
+    }
 }
 
-/// Forks waiting children until a fork fails.
+/// Makes shared memory, a semaphore and queues, which without namespaces are the host's.
+fn ipc() {
+    let create = libc::IPC_CREAT as usize | 0o600;
+    let private = libc::IPC_PRIVATE as usize;
+    call("shmget", libc::SYS_shmget, [private, 4096, create, 0, 0]);
+    call("semget", libc::SYS_semget, [private, 1, create, 0, 0]);
+    call("msgget", libc::SYS_msgget, [private, create, 0, 0, 0]);
+    let queue = c"oubliette-inside".as_ptr() as usize;
+    let flags = (libc::O_CREAT | libc::O_RDWR) as usize;
+    call("mq_open", libc::SYS_mq_open, [queue, flags, 0o600, 0, 0]);
+}
+
+/// Sets limits and priorities of another process to what they may well be already.
+fn other_process(pid: &str) {
+    let Ok(pid) = pid.parse::<usize>() else { return };
+    let limit = [1_u64, 1];
+    let processors = [1_u64; 16];
+    let limit = limit.as_ptr() as usize;
+    call(
+        "prlimit",
+        libc::SYS_prlimit64,
+        [pid, libc::RLIMIT_NOFILE as usize, limit, 0, 0],
+    );
+    call(
+        "setpriority of a process",
+        libc::SYS_setpriority,
+        [0, pid, 0, 0, 0],
+    );
+    call("setpriority of a user", libc::SYS_setpriority, [2, 0, 0, 0, 0]);
+    call(
+        "sched_setaffinity",
+        libc::SYS_sched_setaffinity,
+        [pid, size_of_val(&processors), processors.as_ptr() as usize, 0, 0],
+    );
+    call(
+        "ioprio_set of a process",
+        libc::SYS_ioprio_set,
+        [1, pid, 2 << 13, 0, 0],
+    );
+    call(
+        "ioprio_set of a user",
+        libc::SYS_ioprio_set,
+        [3, 0, 2 << 13, 0, 0],
+    );
+}
+
+/// Sends on no descriptor, so that a call that is not refused fails all the same.
+fn out_of_band() {
+    let nowhere = usize::MAX;
+    for (kind, flags) in [
+        ("plain", libc::MSG_DONTWAIT),
+        ("oob", libc::MSG_OOB),
+        ("oob too", libc::MSG_OOB | libc::MSG_DONTWAIT),
+    ] {
+        let flags = flags as usize;
+        call(
+            &format!("{kind} sendto"),
+            libc::SYS_sendto,
+            [nowhere, 0, 0, flags, 0],
+        );
+        call(
+            &format!("{kind} sendmsg"),
+            libc::SYS_sendmsg,
+            [nowhere, 0, flags, 0, 0],
+        );
+        call(
+            &format!("{kind} sendmmsg"),
+            libc::SYS_sendmmsg,
+            [nowhere, 0, 0, flags, 0],
+        );
+    }
+}
+
+/// Forks waiting children until a fork fails; with an argument, keeps them until stdin ends.
 #[allow(unsafe_code)]
-fn fork() {
+fn fork(args: &[String]) {
     for count in 0..4000 {
         // SAFETY: one thread; the child only waits.
         match unsafe { libc::fork() } {
@@ -252,10 +412,14 @@ fn fork() {
                 std::thread::park();
             },
             -1 => {
-                return println!(
+                println!(
                     "{count} then {}",
                     errno(io::Error::last_os_error().raw_os_error().unwrap_or(0))
                 );
+                if !args.is_empty() {
+                    let _ = io::stdin().read_line(&mut String::new());
+                }
+                return;
             }
             _ => {}
         }

@@ -19,22 +19,23 @@ pub(crate) fn run(command: &str, args: &[String]) -> bool {
         .enable_all()
         .build()
         .expect("a runtime");
-    runtime.block_on(hold(minimum, PathBuf::from(&args[0]), &args[1]));
+    runtime.block_on(hold(minimum, PathBuf::from(&args[0]), &args[1], args.get(2)));
     true
 }
 
-/// Holds a sandbox in which a program and a daemon run, both with `mark` among their arguments.
-async fn hold(level: IsolationLevel, run_dir: PathBuf, mark: &str) {
+/// Holds a sandbox in which a program and a daemon run, both with `mark` among their arguments. `bwrap` is used in
+/// place of the installed one.
+async fn hold(level: IsolationLevel, run_dir: PathBuf, mark: &str, bwrap: Option<&String>) {
     let client = std::env::current_exe().expect("our own program");
     let sandbox: Box<dyn SandboxDriver> = match level {
         IsolationLevel::None => Box::new(HostDriver::new(client)),
         IsolationLevel::Namespaces | IsolationLevel::Landlock => {
-            let bwrap = (level == IsolationLevel::Landlock).then(|| PathBuf::from("/nonexistent/bwrap"));
+            let missing = (level == IsolationLevel::Landlock).then(|| PathBuf::from("/nonexistent/bwrap"));
             Box::new(
                 LocalDriver::new(LocalDriverConfig {
                     client,
                     minimum: level,
-                    bwrap,
+                    bwrap: bwrap.map(PathBuf::from).or(missing),
                     run_dir,
                 })
                 .await

@@ -1,5 +1,5 @@
-//! The program that this crate's tests run inside sandboxes. It contains the inner stage (users get that as part of
-//! `oubliette-client`), escape attempts, and ordinary work.
+//! The program that this crate's tests run inside sandboxes. It contains the inner stage and the remote stage (users
+//! get them as part of `oubliette-client`), escape attempts, and ordinary work.
 //!
 //! An escape attempt prints one line, `name: ok` or `name: <errno's name>`, for each thing it tries; the tests decide
 //! which result is right.
@@ -15,6 +15,9 @@ fn main() {
     let command = args.next().unwrap_or_default().into_string().unwrap_or_default();
     if command == "sandbox-init" {
         oubliette_sandbox::inner::main(args);
+    }
+    if command == "remote-stage" {
+        oubliette_sandbox::stage::container::main(args);
     }
     let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
     let known = attempts::run(&command, &args) || work::run(&command, &args) || hold::run(&command, &args);

@@ -29,7 +29,7 @@ pub(super) fn kill_all() {
 }
 
 /// All descendants of `root`, according to `/proc`.
-fn descendants_of(root: i32) -> Vec<Pid> {
+pub(crate) fn descendants_of(root: i32) -> Vec<Pid> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry

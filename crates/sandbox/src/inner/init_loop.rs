@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
 use super::forward::PortForwarder;
-use super::{ControlSocket, EXIT_FAILED, descendants};
+use super::{EXIT_FAILED, StageSocket, descendants};
 use crate::control_protocol::{DescendantCleanup, InnerStageReport};
 
 /// Signals that are forwarded to the payload.
@@ -63,7 +63,7 @@ impl SignalFd {
 
 /// What the main loop works with.
 pub(super) struct InitLoop<'a> {
-    pub(super) control: &'a mut ControlSocket,
+    pub(super) control: &'a mut StageSocket,
     pub(super) signals: SignalFd,
     pub(super) forwards: PortForwarder,
     pub(super) payload: Pid,

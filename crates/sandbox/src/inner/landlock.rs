@@ -7,7 +7,7 @@ use landlock::{
 use std::path::PathBuf;
 
 use super::StageError;
-use crate::control_protocol::Confinement;
+use crate::control_protocol::PayloadConfinement;
 
 /// The newest Landlock ABI whose access rights are used; older kernels get those they support.
 const NEWEST: ABI = ABI::V6;
@@ -23,7 +23,7 @@ pub(crate) fn abi() -> i32 {
 }
 
 /// Restricts file access for this process and all it starts. Returns the Landlock ABI version.
-pub(super) fn restrict(confine: &Confinement) -> Result<i32, StageError> {
+pub(super) fn restrict(confine: &PayloadConfinement) -> Result<i32, StageError> {
     let abi = abi();
     if abi == 0 && !confine.landlock_required {
         return Ok(0);
@@ -37,7 +37,7 @@ pub(super) fn restrict(confine: &Confinement) -> Result<i32, StageError> {
     Ok(abi)
 }
 
-fn apply_ruleset(confine: &Confinement) -> Result<RulesetStatus, RulesetError> {
+fn apply_ruleset(confine: &PayloadConfinement) -> Result<RulesetStatus, RulesetError> {
     let all = AccessFs::from_all(NEWEST);
     let read = AccessFs::from_read(NEWEST);
     let device = AccessFs::ReadFile

@@ -27,7 +27,10 @@ use std::os::unix::net::UnixStream;
 use crate::control_protocol::{CONTROL_FD, InnerStageReport, LaunchOrder};
 
 #[cfg(feature = "driver")]
-pub(crate) use {descendants::parent_pid as parent_of, landlock::abi as landlock_abi};
+pub(crate) use {
+    descendants::{descendants_of, parent_pid as parent_of},
+    landlock::abi as landlock_abi,
+};
 
 /// Exit code when the inner stage itself failed; the reason is reported to the server.
 const EXIT_FAILED: i32 = 125;
@@ -58,7 +61,7 @@ fn report_misuse() -> i32 {
 /// Takes ownership of file descriptor 3, if it is a stream socket, and marks it close-on-exec so that the payload
 /// does not inherit it.
 #[allow(unsafe_code)]
-fn take_control_socket() -> Option<ControlSocket> {
+fn take_control_socket() -> Option<StageSocket> {
     use std::os::fd::{BorrowedFd, FromRawFd};
     // SAFETY: the borrow is not used after ownership is taken below; if the descriptor is not open, the calls
     // on it fail, and that is handled.
@@ -73,17 +76,17 @@ fn take_control_socket() -> Option<ControlSocket> {
     // Closes every other inherited descriptor, so that the payload does not get it.
     // SAFETY: nothing has been opened yet above the standard three and the one just taken.
     unsafe { libc::syscall(libc::SYS_close_range, CONTROL_FD + 1, u32::MAX, 0) };
-    Some(ControlSocket {
+    Some(StageSocket {
         socket: UnixStream::from(socket),
     })
 }
 
 /// The control socket to the server.
-struct ControlSocket {
+struct StageSocket {
     socket: UnixStream,
 }
 
-impl ControlSocket {
+impl StageSocket {
     /// Reads the launch order.
     fn read_order(&mut self) -> Result<LaunchOrder, StageError> {
         let mut length = [0; 4];
@@ -111,7 +114,7 @@ impl ControlSocket {
     }
 }
 
-impl AsFd for ControlSocket {
+impl AsFd for StageSocket {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -137,7 +140,7 @@ impl StageError {
     }
 }
 
-fn run(mut control: ControlSocket) -> i32 {
+fn run(mut control: StageSocket) -> i32 {
     match set_up_and_run(&mut control) {
         Ok(code) => code,
         Err(StageError::ServerGone) => EXIT_FAILED,
@@ -153,7 +156,7 @@ fn run(mut control: ControlSocket) -> i32 {
 }
 
 /// The steps of the inner stage, in order. Returns the exit code.
-fn set_up_and_run(control: &mut ControlSocket) -> Result<i32, StageError> {
+fn set_up_and_run(control: &mut StageSocket) -> Result<i32, StageError> {
     let order = control.read_order()?;
     // Signals are blocked first, so that neither one from outside nor the SIGCHLD of a child can be missed.
     let signals = init_loop::SignalFd::open().map_err(|error| StageError::at("signals", error))?;

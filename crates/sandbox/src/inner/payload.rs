@@ -43,9 +43,11 @@ pub(super) fn start(order: &LaunchOrder) -> Result<Pid, StageError> {
             unblock_signals()
         });
     }
-    let child = command
-        .spawn()
-        .map_err(|error| StageError::NoProgram(reason(&error)))?;
+    let child = command.spawn().map_err(|error| match error.raw_os_error() {
+        // It is there, but no process can be made: the limits are reached, or the host's are.
+        Some(libc::EAGAIN | libc::ENOMEM) => StageError::at("starting the program", error),
+        _ => StageError::NoProgram(reason(&error)),
+    })?;
     // Only the pid is kept: the main loop reaps it together with all other children.
     Pid::from_raw(child.id().cast_signed()).ok_or_else(|| StageError::Failed("the program has no pid".into()))
 }

@@ -8,7 +8,8 @@ use super::{StageError, landlock, seccomp};
 use crate::control_protocol::{DescendantCleanup, LaunchOrder, Rlimits};
 
 /// Protects this process from the payload, which has the same uid: not dumpable means no core dump and no access
-/// to `/proc/1/mem`. Also makes it a subreaper where it has to find its descendants.
+/// to `/proc/1/mem`. Where it has to find its descendants it becomes a subreaper. In a namespace it ends when the
+/// process above it does, which is bubblewrap's, and the kernel ends everything else inside.
 #[allow(unsafe_code)]
 pub(super) fn protect_self(cleanup: DescendantCleanup) -> io::Result<()> {
     // SAFETY: prctl with integer arguments only.
@@ -16,9 +17,11 @@ pub(super) fn protect_self(cleanup: DescendantCleanup) -> io::Result<()> {
         if libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) != 0 {
             return Err(io::Error::last_os_error());
         }
-        if cleanup == DescendantCleanup::Descendants
-            && libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0
-        {
+        let set = match cleanup {
+            DescendantCleanup::Descendants => libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0),
+            DescendantCleanup::Namespace => libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0),
+        };
+        if set != 0 {
             return Err(io::Error::last_os_error());
         }
     }
@@ -38,7 +41,7 @@ pub(super) fn apply(order: &LaunchOrder) -> Result<i32, StageError> {
     drop_capabilities().map_err(|error| StageError::at("capabilities", error))?;
     rustix::thread::set_no_new_privs(true).map_err(|error| StageError::at("no_new_privs", error))?;
     let abi = landlock::restrict(confine)?;
-    seccomp::install_filters(confine.inet)?;
+    seccomp::install_filters(confine)?;
     Ok(abi)
 }
 

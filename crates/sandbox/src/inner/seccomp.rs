@@ -12,6 +12,10 @@ use seccompiler::{
 };
 
 use super::StageError;
+use crate::control_protocol::PayloadConfinement;
+
+/// `file_setattr`, the same number on every architecture.
+const SYS_FILE_SETATTR: libc::c_long = 469;
 
 /// Calls that are denied whatever their arguments.
 const DENIED_CALLS: &[libc::c_long] = &[
@@ -28,6 +32,9 @@ const DENIED_CALLS: &[libc::c_long] = &[
     libc::SYS_fspick,
     libc::SYS_mount_setattr,
     libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    // Sets project ids, as FS_IOC_FSSETXATTR does.
+    SYS_FILE_SETATTR,
     libc::SYS_swapon,
     libc::SYS_swapoff,
     // Access to files by handle, which bypasses the permissions of directories.
@@ -71,6 +78,42 @@ const DENIED_CALLS: &[libc::c_long] = &[
     libc::SYS_modify_ldt,
 ];
 
+/// Calls that are denied where there are no namespaces: shared memory, semaphores and queues are those of the host's
+/// user, and Landlock does not cover them. Those already made are reached by a number that can be guessed, so not only
+/// `*get` is denied.
+const DENIED_WITHOUT_NAMESPACES: &[libc::c_long] = &[
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
+    libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
+];
+
+/// Calls that change limits or priorities of the process whose id is their first argument, which may be any process of
+/// the same user; 0 is the caller itself. Landlock does not cover them.
+const BY_PROCESS_ID: [libc::c_long; 5] = [
+    libc::SYS_prlimit64,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_setattr,
+];
+
+/// Calls that take what kind of id their second argument is, and the kind that is one process: with 0 as id, the caller.
+const BY_KIND_OF_ID: [(libc::c_long, u64); 2] = [
+    (libc::SYS_setpriority, libc::PRIO_PROCESS as u64),
+    (libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS),
+];
+const IOPRIO_WHO_PROCESS: u64 = 1;
+
 /// Every namespace flag of `clone`. (CLONE_NEWTIME has no bit there.)
 const NAMESPACE_FLAGS: [libc::c_int; 7] = [
     libc::CLONE_NEWNS,
@@ -85,6 +128,8 @@ const NAMESPACE_FLAGS: [libc::c_int; 7] = [
 /// Terminal ioctls that inject input into another process's terminal.
 const TIOCSTI: u64 = 0x5412;
 const TIOCLINUX: u64 = 0x541C;
+/// Sets a file's project id: with another one, the file would not count against a project quota of the operator's.
+const FS_IOC_FSSETXATTR: u64 = 0x401c_5820;
 /// The argument with which `personality` only returns the current value.
 const PERSONALITY_QUERY: u64 = 0xffff_ffff;
 /// The obsolete socket type for raw packets, from before AF_PACKET.
@@ -92,9 +137,9 @@ const SOCK_PACKET: libc::c_int = 10;
 const SOCKET_TYPE_MASK: u64 = 0xf;
 
 /// Installs both filters, for this process and all it starts.
-pub(super) fn install_filters(inet: bool) -> Result<(), StageError> {
+pub(super) fn install_filters(confine: &PayloadConfinement) -> Result<(), StageError> {
     let enosys = enosys_filter();
-    let eperm = eperm_filter(inet).map_err(|error| StageError::at("seccomp", error))?;
+    let eperm = eperm_filter(confine).map_err(|error| StageError::at("seccomp", error))?;
     for program in [&enosys, &eperm] {
         seccompiler::apply_filter(program).map_err(|error| StageError::at("seccomp", error))?;
     }
@@ -156,23 +201,39 @@ fn enosys_filter() -> BpfProgram {
 }
 
 /// The filter that returns EPERM for denied calls and arguments.
-fn eperm_filter(inet: bool) -> Result<BpfProgram, seccompiler::BackendError> {
+fn eperm_filter(confine: &PayloadConfinement) -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         DENIED_CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    rules.insert(libc::SYS_socket, socket_rules(inet)?);
+    // Where Landlock is required there are no namespaces.
+    if confine.landlock_required {
+        add_rules_without_namespaces(&mut rules)?;
+    }
+    rules.insert(libc::SYS_socket, socket_rules(confine.inet)?);
     let mut clone = Vec::new();
     for flag in NAMESPACE_FLAGS {
         let flag = flag as u32 as u64;
         clone.push(rule([(0, Len::Qword, Op::MaskedEq(flag), flag)])?);
     }
     rules.insert(libc::SYS_clone, clone);
-    let ioctls = [TIOCSTI, TIOCLINUX].map(|request| rule([(1, Len::Dword, Op::Eq, request)]));
+    let ioctls =
+        [TIOCSTI, TIOCLINUX, FS_IOC_FSSETXATTR].map(|request| rule([(1, Len::Dword, Op::Eq, request)]));
     rules.insert(libc::SYS_ioctl, ioctls.into_iter().collect::<Result<_, _>>()?);
     let personality = rule([
         (0, Len::Dword, Op::Ne, 0),
         (0, Len::Dword, Op::Ne, PERSONALITY_QUERY),
     ])?;
     rules.insert(libc::SYS_personality, vec![personality]);
+    // Whoever reads on the other end drops such a byte, with the descriptors that came along, and closing those may
+    // block it. The server reads sockets that a sandbox shares with it.
+    let out_of_band = number(libc::MSG_OOB);
+    for (call, flags) in [
+        (libc::SYS_sendto, 3),
+        (libc::SYS_sendmsg, 2),
+        (libc::SYS_sendmmsg, 3),
+    ] {
+        let rule = rule([(flags, Len::Dword, Op::MaskedEq(out_of_band), out_of_band)])?;
+        rules.insert(call, vec![rule]);
+    }
 
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     SeccompFilter::new(
@@ -184,9 +245,23 @@ fn eperm_filter(inet: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     .try_into()
 }
 
+fn add_rules_without_namespaces(
+    rules: &mut BTreeMap<i64, Vec<SeccompRule>>,
+) -> Result<(), seccompiler::BackendError> {
+    rules.extend(DENIED_WITHOUT_NAMESPACES.iter().map(|call| (*call, Vec::new())));
+    for call in BY_PROCESS_ID {
+        rules.insert(call, vec![rule([(0, Len::Dword, Op::Ne, 0)])?]);
+    }
+    for (call, process) in BY_KIND_OF_ID {
+        let other_kind = rule([(0, Len::Dword, Op::Ne, process)])?;
+        let other_process = rule([(1, Len::Dword, Op::Ne, 0)])?;
+        rules.insert(call, vec![other_kind, other_process]);
+    }
+    Ok(())
+}
+
 /// Denies all sockets but Unix, TCP, UDP and NETLINK_ROUTE; without `inet`, all but Unix sockets.
 fn socket_rules(inet: bool) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
-    let number = |value: libc::c_int| u64::from(value.unsigned_abs());
     let (unix, v4, v6, netlink) = (
         number(libc::AF_UNIX),
         number(libc::AF_INET),
@@ -215,6 +290,10 @@ fn socket_rules(inet: bool) -> Result<Vec<SeccompRule>, seccompiler::BackendErro
         }
     }
     Ok(rules)
+}
+
+fn number(value: libc::c_int) -> u64 {
+    u64::from(value.unsigned_abs())
 }
 
 fn rule<const N: usize>(

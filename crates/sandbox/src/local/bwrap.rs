@@ -60,7 +60,6 @@ pub(super) fn arguments(
         "--unshare-ipc",
         "--unshare-uts",
         "--unshare-cgroup-try",
-        "--die-with-parent",
         "--new-session",
         "--as-pid-1",
         "--clearenv",

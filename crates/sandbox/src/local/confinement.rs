@@ -4,19 +4,19 @@ use std::path::{Path, PathBuf};
 
 use super::allows_inet;
 use super::host_system::HostSystemView;
-use crate::control_protocol::Confinement;
+use crate::control_protocol::PayloadConfinement;
 use crate::spec::{HOME, MountAccess, SandboxSpec, WORKSPACE};
 use crate::{IsolationLevel, SandboxNetwork};
 
 /// The restrictions inside namespaces. They allow the same files as the mounts, as a second line of defence.
-pub(super) fn for_namespaces(system: &HostSystemView, spec: &SandboxSpec) -> Confinement {
+pub(super) fn for_namespaces(system: &HostSystemView, spec: &SandboxSpec) -> PayloadConfinement {
     let mut read: Vec<PathBuf> = system.bound.clone();
     read.extend(["/etc", "/proc", "/opt/oubliette"].map(PathBuf::from));
     read.extend(mounts_with_access(spec, MountAccess::ReadOnly).map(|mount| mount.inside.clone()));
     let mut write: Vec<PathBuf> = [HOME, "/tmp", "/run", "/dev/shm"].map(PathBuf::from).into();
     write.extend(spec.workspace.iter().map(|_| PathBuf::from(WORKSPACE)));
     write.extend(mounts_with_access(spec, MountAccess::ReadWrite).map(|mount| mount.inside.clone()));
-    Confinement {
+    PayloadConfinement {
         read,
         write,
         list: vec!["/".into()],
@@ -28,7 +28,7 @@ pub(super) fn for_namespaces(system: &HostSystemView, spec: &SandboxSpec) -> Con
 
 /// The restrictions where Landlock is the only isolation: host paths, and of the host's system only what programs
 /// need.
-pub(super) fn for_landlock_only(spec: &SandboxSpec, client: &Path, tmp: &Path) -> Confinement {
+pub(super) fn for_landlock_only(spec: &SandboxSpec, client: &Path, tmp: &Path) -> PayloadConfinement {
     let mut read: Vec<PathBuf> = [
         "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/proc",
     ]
@@ -43,7 +43,7 @@ pub(super) fn for_landlock_only(spec: &SandboxSpec, client: &Path, tmp: &Path) -
     let mut write: Vec<PathBuf> = vec![tmp.to_path_buf()];
     write.extend(spec.workspace.iter().chain(&spec.home).cloned());
     write.extend(mounts_with_access(spec, MountAccess::ReadWrite).map(|mount| mount.host.clone()));
-    Confinement {
+    PayloadConfinement {
         read,
         write,
         list: Vec::new(),

@@ -3,7 +3,8 @@
 //! - [`host_system`]: the host's programs and libraries that every sandbox sees, and the generated `/etc`.
 //! - [`bwrap`]: translates a spec into bubblewrap's arguments.
 //! - [`confinement`]: translates a spec into Landlock and seccomp restrictions, inside bubblewrap or alone.
-//! - [`cgroup`]: resource limits for a whole process tree.
+//! - [`cgroup`]: resource limits for whole process trees; [`group_watch`]: the same by counting, where there are none.
+//! - [`leftovers`]: ends what a killed server left running.
 //! - [`probe`]: tests what works on this host, in the background while the server starts.
 //! - [`exec_args`]: C strings for `exec`.
 
@@ -11,24 +12,34 @@ mod bwrap;
 pub(crate) mod cgroup;
 mod confinement;
 pub(crate) mod exec_args;
+pub(crate) mod group_watch;
 mod host_system;
+pub(crate) mod leftovers;
 mod probe;
 
+use std::ffi::CString;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use async_trait::async_trait;
 
 use crate::control_protocol::{AllowedPeers, DescendantCleanup, LaunchOrder, Rlimits};
 use crate::driver::{SandboxDriver, SandboxError, SandboxReport};
+use crate::group::{GroupMembership, SandboxGroup};
 use crate::handle::RunningSandbox;
 use crate::launch::{LaunchPlan, launch};
+use crate::socket_peers::SocketPeers;
 use crate::spec::{HOME, PATH, WORKSPACE};
 use crate::supervise::{SandboxResources, supervise};
 use crate::{IsolationLevel, SandboxNetwork, SandboxPaths, SandboxSpec};
-use cgroup::SandboxCgroup;
+pub use cgroup::TotalLimits;
+use cgroup::{Cgroup, SandboxCgroup};
+use group_watch::GroupWatch;
+use leftovers::ServerIdentity;
 use probe::HostProbe;
 
 /// Configuration of the local driver.
@@ -59,22 +70,49 @@ struct LocalDriverInner {
     probing: tokio::sync::Mutex<()>,
     /// Number of the next scratch directory.
     next_scratch: AtomicU64,
+    /// Which processes may use the sockets of sandboxes under Landlock alone.
+    socket_peers: Arc<SocketPeers>,
+    /// Limits of all sandboxes together, as configured.
+    total: TotalLimits,
+    /// The cgroup of all sandboxes, created with the first; none where the host has no cgroups.
+    first_cgroup: OnceLock<Option<Arc<Cgroup>>>,
+    /// Counts groups that no cgroup limits.
+    group_watch: Arc<GroupWatch>,
+    /// Distinguishes this home from others in marks and in the names of cgroups.
+    scope: String,
+    /// The environment variable that marks processes as started by this server.
+    mark: Option<CString>,
 }
 
 impl LocalDriver {
     /// Creates the driver and starts probing the host in the background. It does not fail if the host lacks
     /// something: [`SandboxDriver::probe`] reports that, and [`SandboxDriver::spawn`] refuses.
     pub async fn new(config: LocalDriverConfig) -> Result<Self, SandboxError> {
+        Self::with_total_limits(config, TotalLimits::default()).await
+    }
+
+    /// Like [`LocalDriver::new`], with limits for all its sandboxes together.
+    pub async fn with_total_limits(
+        config: LocalDriverConfig,
+        total: TotalLimits,
+    ) -> Result<Self, SandboxError> {
         if config.minimum == IsolationLevel::None {
             return Err(SandboxError::Invalid(
                 "the minimum isolation level must be `namespaces` or `landlock`".into(),
             ));
         }
+        let scope = scope_of(&config.run_dir);
         let inner = LocalDriverInner {
+            mark: leftovers::mark(&scope),
+            scope,
+            total,
+            first_cgroup: OnceLock::new(),
+            group_watch: Arc::default(),
             config,
             probe_result: RwLock::new(None),
             probing: tokio::sync::Mutex::new(()),
             next_scratch: AtomicU64::new(0),
+            socket_peers: Arc::default(),
         };
         let local = Self {
             inner: Arc::new(inner),
@@ -151,16 +189,27 @@ impl SandboxDriver for LocalDriver {
         }
     }
 
+    fn may_connect(&self, socket: &Path, connection: BorrowedFd<'_>) -> bool {
+        match self.expected_level() {
+            IsolationLevel::Namespaces => true,
+            IsolationLevel::Landlock | IsolationLevel::None => {
+                self.inner.socket_peers.may_connect(socket, connection)
+            }
+        }
+    }
+
     async fn spawn(&self, spec: SandboxSpec) -> Result<RunningSandbox, SandboxError> {
         let host = self.host_probe().await;
         if let Some(refusal) = &host.refusal {
             return Err(refusal.clone());
         }
         self.inner.check_spec(&spec)?;
-        let group = self.inner.create_cgroup(&host, &spec);
+        let limited = self.inner.limit(&host, &spec)?;
         match host.level {
-            IsolationLevel::Namespaces => self.inner.spawn_namespaced(&host, spec, group).await,
-            IsolationLevel::Landlock | IsolationLevel::None => self.inner.spawn_landlocked(spec, group).await,
+            IsolationLevel::Namespaces => self.inner.spawn_namespaced(&host, spec, limited).await,
+            IsolationLevel::Landlock | IsolationLevel::None => {
+                self.inner.spawn_landlocked(spec, limited).await
+            }
         }
         .map(|(running, _)| running)
     }
@@ -199,11 +248,33 @@ impl LocalDriverInner {
         Ok(())
     }
 
-    /// Creates a cgroup for the spec's limits, where possible. Without one, the inner stage limits each process.
-    fn create_cgroup(&self, host: &HostProbe, spec: &SandboxSpec) -> Option<SandboxCgroup> {
-        host.cgroups.create(&spec.limits).unwrap_or_else(|error| {
+    /// Joins the spec's group, or one of its own, and creates a cgroup where possible. Without one, the inner stage
+    /// limits each process, and the group is counted.
+    fn limit(&self, host: &HostProbe, spec: &SandboxSpec) -> Result<LimitedSandbox, SandboxError> {
+        let first = self
+            .first_cgroup
+            .get_or_init(|| match host.cgroups.create_first(&self.total) {
+                Ok(first) => first.map(|(cgroup, _)| Arc::new(cgroup)),
+                Err(error) => {
+                    tracing::warn!(%error, "creating the cgroup of all sandboxes failed; limits are kept without cgroups");
+                    None
+                }
+            });
+        let group = spec
+            .group
+            .clone()
+            .unwrap_or_else(|| SandboxGroup::new(spec.label.as_str(), spec.limits.clone()));
+        let membership = group.join(first.as_ref())?;
+        let cgroup = membership.create_cgroup(spec).unwrap_or_else(|error| {
             tracing::warn!(%error, label = spec.label, "creating a cgroup failed; limits apply to each process instead");
             None
+        });
+        if group.uncounted() != (false, false) {
+            self.group_watch.add(&group, host.cgroups.total(&self.total));
+        }
+        Ok(LimitedSandbox {
+            cgroup,
+            membership: Some(membership),
         })
     }
 
@@ -245,7 +316,7 @@ impl LocalDriverInner {
         &self,
         host: &HostProbe,
         mut spec: SandboxSpec,
-        group: Option<SandboxCgroup>,
+        limited: LimitedSandbox,
     ) -> Result<(RunningSandbox, i32), SandboxError> {
         let Some(bwrap) = &host.bwrap else {
             return Err(probe::bwrap_missing());
@@ -258,13 +329,14 @@ impl LocalDriverInner {
         let plan = LaunchPlan {
             program: exec_args::path_cstring(bwrap)?,
             argv: bwrap::command(),
+            environment: self.mark.iter().cloned().collect(),
             bwrap_args: Some(bwrap::arguments(
                 system,
                 &spec,
                 &self.config.client,
                 host.nested_userns,
             )?),
-            group,
+            group: limited.cgroup,
         };
         let paths = SandboxPaths::as_specified();
         let order = LaunchOrder {
@@ -290,6 +362,8 @@ impl LocalDriverInner {
                 level: IsolationLevel::Namespaces,
                 paths,
                 scratch: None,
+                socket_peers: None,
+                membership: limited.membership,
             },
         )
         .await
@@ -299,12 +373,15 @@ impl LocalDriverInner {
     async fn spawn_landlocked(
         &self,
         mut spec: SandboxSpec,
-        group: Option<SandboxCgroup>,
+        limited: LimitedSandbox,
     ) -> Result<(RunningSandbox, i32), SandboxError> {
         let client = &self.config.client;
         let scratch = self
             .create_scratch()
             .map_err(|error| SandboxError::setup("scratch directory", error))?;
+        if let Some(membership) = &limited.membership {
+            membership.set_scratch(scratch.clone());
+        }
         let tmp = scratch.join("tmp");
         if spec.home.is_none() {
             spec.home = Some(scratch.join("home"));
@@ -322,18 +399,21 @@ impl LocalDriverInner {
             forwards: Vec::new(),
             allowed_peers: AllowedPeers::SameUser,
             confine: Some(confinement::for_landlock_only(&spec, client, &tmp)),
-            rlimits: Self::rlimits(&spec, group.as_ref()),
+            rlimits: Self::rlimits(&spec, limited.cgroup.as_ref()),
             cleanup: DescendantCleanup::Descendants,
         };
         let plan = LaunchPlan {
             program: exec_args::path_cstring(client)?,
             argv: exec_args::inner_stage_argv(client)?,
+            environment: self.mark.iter().cloned().collect(),
             bwrap_args: None,
-            group,
+            group: limited.cgroup,
         };
         let launched = launch(plan)
             .await
             .map_err(|error| exec_args::client_start_error(client, &error))?;
+        // Before the program runs: it may connect at once.
+        let socket_peers = self.socket_peers.add(&spec.sockets, launched.child.pid);
         supervise(
             launched,
             order,
@@ -341,6 +421,8 @@ impl LocalDriverInner {
                 level: IsolationLevel::Landlock,
                 paths,
                 scratch: Some(scratch),
+                socket_peers: Some(socket_peers),
+                membership: limited.membership,
             },
         )
         .await
@@ -353,7 +435,7 @@ impl LocalDriverInner {
         let dir = self
             .config
             .run_dir
-            .join(format!("sandbox-{}-{number}", std::process::id()));
+            .join(format!("sandbox-{}-{number}", ServerIdentity::current()));
         for path in [dir.join("tmp"), dir.join("home")] {
             std::fs::DirBuilder::new()
                 .recursive(true)
@@ -362,6 +444,13 @@ impl LocalDriverInner {
         }
         Ok(dir)
     }
+}
+
+/// A sandbox's cgroup and its place in its group.
+#[derive(Default)]
+struct LimitedSandbox {
+    cgroup: Option<SandboxCgroup>,
+    membership: Option<GroupMembership>,
 }
 
 /// Whether inet sockets are allowed at this level with this network.
@@ -375,19 +464,23 @@ fn allows_inet(level: IsolationLevel, network: SandboxNetwork) -> bool {
     }
 }
 
+/// Distinguishes homes: eight hex digits that are the same after a restart.
+pub(crate) fn scope_of(run_dir: &Path) -> String {
+    let hash = oubliette_os::fnv1a(run_dir.as_os_str().as_bytes());
+    format!("{:08x}", hash & 0xffff_ffff)
+}
+
 impl LocalDriver {
-    /// Removes scratch directories of servers that no longer run.
-    fn remove_stale_scratch(run_dir: &Path) {
+    /// Removes scratch directories of servers that no longer run, in the background.
+    fn remove_stale_scratch(run_dir: &Path, runtime: &tokio::runtime::Handle) {
         for entry in std::fs::read_dir(run_dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let pid = name
-                .to_str()
-                .and_then(|name| name.strip_prefix("sandbox-")?.split('-').next()?.parse().ok());
-            let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) else {
-                continue;
-            };
-            if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
-                let _ = std::fs::remove_dir_all(entry.path());
+            let server = name.to_str().and_then(|name| {
+                let (server, _number) = name.strip_prefix("sandbox-")?.rsplit_once('-')?;
+                server.parse::<ServerIdentity>().ok()
+            });
+            if server.is_some_and(|server| !server.is_running()) {
+                runtime.spawn(oubliette_os::remove_tree(entry.path()));
             }
         }
     }

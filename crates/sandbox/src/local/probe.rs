@@ -3,14 +3,14 @@
 //! Whether sandboxes work is tested by starting one that runs `true`. It is done in the background while the
 //! server starts, and the result is kept.
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::bwrap::NestedUserns;
 use super::cgroup::CgroupHierarchies;
 use super::host_system::HostSystemView;
-use super::{LocalDriver, LocalDriverConfig, LocalDriverInner};
+use super::{LimitedSandbox, LocalDriver, LocalDriverConfig, LocalDriverInner};
+use super::{group_watch, leftovers};
 use crate::driver::{SandboxCheck, SandboxError, SandboxReport};
 use crate::inner::landlock_abi;
 use crate::{IsolationLevel, ResourceLimits, SandboxSpec};
@@ -49,13 +49,20 @@ impl HostProbe {
 /// Probes the host.
 pub(super) async fn probe_host(local: &LocalDriverInner) -> HostProbe {
     let run_dir = local.config.run_dir.clone();
-    let scope = cgroup_scope(&run_dir);
+    let scope = local.scope.clone();
+    let runtime = tokio::runtime::Handle::current();
     let look = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(&run_dir).map_err(|error| error.to_string())?;
-        LocalDriver::remove_stale_scratch(&run_dir);
+        LocalDriver::remove_stale_scratch(&run_dir, &runtime);
         HostSystemView::discover(&run_dir).map_err(|error| error.to_string())
     });
-    let cgroups = tokio::task::spawn_blocking(move || CgroupHierarchies::find(&scope));
+    let cgroups = tokio::task::spawn_blocking(move || {
+        let killed = leftovers::kill_processes(&scope);
+        if killed > 0 {
+            tracing::warn!(killed, "killed processes that an earlier server left running");
+        }
+        CgroupHierarchies::find(&scope)
+    });
     let bwrap = find_bwrap(&local.config);
     let version = match &bwrap {
         Some(path) => bwrap_version(path).await,
@@ -87,7 +94,7 @@ pub(super) async fn probe_host(local: &LocalDriverInner) -> HostProbe {
             .push(SandboxCheck::passed("bubblewrap", version));
     }
     conclude_isolation(&mut host, local, namespaces, landlock_abi());
-    check_limits(&mut host);
+    check_limits(&mut host, local);
     host
 }
 
@@ -117,7 +124,9 @@ async fn spawn_empty_sandbox(local: &LocalDriverInner, host: &HostProbe) -> Resu
         workspace_mb: None,
         open_files: None,
     };
-    let (running, _) = local.spawn_namespaced(host, spec, None).await?;
+    let (running, _) = local
+        .spawn_namespaced(host, spec, LimitedSandbox::default())
+        .await?;
     running.handle.wait().await;
     Ok(())
 }
@@ -142,7 +151,9 @@ fn conclude_isolation(
             let error = explain_userns_failure(error);
             let (reason, remedy) = match &error {
                 SandboxError::Unavailable { reason, remedy } => (reason.clone(), remedy.clone()),
-                SandboxError::Invalid(text) | SandboxError::Setup(text) => (text.clone(), String::new()),
+                SandboxError::Invalid(text)
+                | SandboxError::LimitExceeded(text)
+                | SandboxError::Setup(text) => (text.clone(), String::new()),
                 SandboxError::Program { .. } => (error.to_string(), String::new()),
             };
             checks.push(SandboxCheck::failed("namespaces", reason, remedy));
@@ -183,30 +194,44 @@ fn conclude_isolation(
 }
 
 /// Adds the checks of how each limit is enforced.
-fn check_limits(host: &mut HostProbe) {
+fn check_limits(host: &mut HostProbe, local: &LocalDriverInner) {
     const DELEGATE: &str = "Run the server as a systemd unit with Delegate=yes, or as root.";
     let (memory, pids, cpu) = host.cgroups.controllers();
+    let (total_bytes, total_pids) = host.cgroups.total(&local.total);
     let by = format!(
-        "cgroup {}, for the whole tree",
+        "cgroup {}, for each session as a whole",
         host.cgroups.version().unwrap_or("none")
     );
+    let counted = format!(
+        "the server counts each session every {} ms",
+        group_watch::INTERVAL.as_millis()
+    );
+    let all_memory = format!("all sessions together {} MiB", total_bytes >> 20);
+    let all_pids = format!("all sessions together {total_pids}");
     let root = rustix::process::geteuid().is_root();
     let checks = &mut host.report.checks;
     checks.push(if memory {
-        SandboxCheck::passed("memory limit", by.clone())
+        SandboxCheck::passed("memory limit", format!("{by}; {all_memory}"))
     } else {
-        SandboxCheck::failed("memory limit", "RLIMIT_DATA, for each process", DELEGATE)
+        let detail = format!("RLIMIT_DATA for each process, and {counted}; {all_memory}");
+        SandboxCheck::failed("memory limit", detail, DELEGATE)
     });
     checks.push(match (pids, root) {
-        (true, _) => SandboxCheck::passed("process limit", by.clone()),
-        (false, false) => SandboxCheck::passed("process limit", "RLIMIT_NPROC, for the whole tree"),
+        (true, _) => SandboxCheck::passed("process limit", format!("{by}; {all_pids}")),
+        (false, false) => SandboxCheck::passed(
+            "process limit",
+            format!("RLIMIT_NPROC for each sandbox, and {counted}; {all_pids}"),
+        ),
         // The kernel exempts the host's root from RLIMIT_NPROC, and a sandbox of root's server is root to it.
-        (false, true) => {
-            SandboxCheck::failed("process limit", "not kept", "Run the server as an ordinary user.")
-        }
+        (false, true) => SandboxCheck::failed(
+            "process limit",
+            format!("not kept by the kernel; {counted}; {all_pids}"),
+            "Run the server as an ordinary user.",
+        ),
     });
     checks.push(if cpu {
-        SandboxCheck::passed("cpu limit", by)
+        let detail = format!("{by}; all sessions together yield to the server");
+        SandboxCheck::passed("cpu limit", detail)
     } else {
         SandboxCheck::failed("cpu limit", "not kept", DELEGATE)
     });
@@ -286,12 +311,6 @@ pub(super) fn find_bwrap(config: &LocalDriverConfig) -> Option<PathBuf> {
 
 fn is_executable(file: &Path) -> bool {
     rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
-}
-
-/// Distinguishes homes in the names of cgroups: eight hex digits that are the same after a restart.
-fn cgroup_scope(run_dir: &Path) -> String {
-    let hash = oubliette_os::fnv1a(run_dir.as_os_str().as_bytes());
-    format!("{:08x}", hash & 0xffff_ffff)
 }
 
 #[cfg(test)]

@@ -7,12 +7,14 @@
     clippy::expect_used
 )]
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use oubliette_sandbox::{
     IsolationLevel, LocalDriver, LocalDriverConfig, RunningSandbox, SandboxDriver, SandboxError, SandboxExit,
     SandboxReport, SandboxSpec, spec,
 };
+use rustix::process::{Pid, PidfdFlags};
 use tokio::io::AsyncReadExt;
 
 pub struct SandboxFixture {
@@ -196,4 +198,21 @@ pub fn processes_with(mark: &str) -> Vec<i32> {
 /// A text that no other process has among its arguments.
 pub fn unique_mark(dir: &Path) -> String {
     dir.file_name().unwrap().to_string_lossy().into_owned()
+}
+
+pub fn pidfd(pid: i32) -> Option<OwnedFd> {
+    rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+}
+
+pub async fn wait_for_end(process: &OwnedFd) {
+    let process = process.try_clone().unwrap();
+    let waiting = tokio::task::spawn_blocking(move || {
+        let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+        let patience = rustix::event::Timespec {
+            tv_sec: 20,
+            tv_nsec: 0,
+        };
+        rustix::event::poll(&mut fds, Some(&patience)).unwrap()
+    });
+    assert_eq!(waiting.await.unwrap(), 1, "still there");
 }

@@ -1,24 +1,25 @@
-//! Cgroups: resource limits for a whole process tree, where the host allows them.
+//! Finding where cgroups can be created, and removing those that dead servers left.
 //!
 //! Version 2 needs a delegated subtree (systemd's `Delegate=yes`), version 1 needs write access to our own group,
-//! which in practice means root. Without either, the inner stage limits each process instead.
-//!
-//! A group is named `oubliette-<scope>-<server's pid>-<number>`: the scope distinguishes homes, the pid
-//! distinguishes a dead server's leftovers from a running one's groups.
+//! which in practice means root.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal};
-
-use crate::ResourceLimits;
+use super::super::leftovers::ServerIdentity;
+use super::total::{self, TotalLimits};
+use super::{Cgroup, kill_all, write_file};
 
 const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
-const CPU_PERIOD_US: f64 = 100_000.0;
-/// Bubblewrap and the inner stage are in the group too, so the process limit is raised by this many.
-const OUR_PROCESSES: u64 = 2;
+/// The first and the longest interval in which removing a group of a dead server is tried, and for how long. Its processes
+/// were just killed, but one that the kernel is still writing out, on a machine that has more to do than it can, takes
+/// its time to end.
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(20);
+const REMOVAL_MAX_INTERVAL: Duration = Duration::from_secs(1);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Where groups can be created: a directory for each controller (with version 2 the same for all).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub(crate) struct CgroupHierarchies {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CgroupVersion {
+pub(super) enum CgroupVersion {
     One,
     Two,
 }
@@ -69,210 +70,145 @@ impl CgroupHierarchies {
         })
     }
 
-    /// Creates a group with these limits; none if none of them can be enforced here.
-    pub(crate) fn create(&self, limits: &ResourceLimits) -> io::Result<Option<SandboxCgroup>> {
+    /// Creates the group of all sandboxes of this server; none if nothing can be limited here. Returns it with its
+    /// limits: bytes of memory and number of processes.
+    pub(crate) fn create_first(&self, limits: &TotalLimits) -> io::Result<Option<(Cgroup, (u64, u64))>> {
         let Some(version) = self.version else {
             return Ok(None);
         };
         let number = NEXT_GROUP_NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("oubliette-{}-{}-{number}", self.scope, std::process::id());
-        let mut group = SandboxCgroup {
+        let name = format!("oubliette-{}-{}-{number}", self.scope, ServerIdentity::current());
+        let mut bases: Vec<PathBuf> = [&self.memory, &self.pids, &self.cpu]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect();
+        bases.dedup();
+        let base = Arc::new(bases);
+        for dir in base.iter() {
+            std::fs::create_dir(dir.join(&name))?;
+        }
+        let below = |base: &Option<PathBuf>| base.as_ref().map(|base| base.join(&name));
+        let group = Cgroup {
             version,
-            dirs: Vec::new(),
-            memory: None,
-            pids: false,
+            memory: below(&self.memory),
+            pids: below(&self.pids),
+            cpu: below(&self.cpu),
+            _parent: None,
+            base,
+            next_child: AtomicU64::new(0),
         };
-        if let (Some(base), Some(mb)) = (&self.memory, limits.memory_mb) {
-            let dir = group.create_dir(base, &name)?;
-            let bytes = mb.saturating_mul(1024 * 1024).to_string();
+        let limits = self.total(limits);
+        if let Some(dir) = &group.memory {
+            if version == CgroupVersion::One {
+                // Before Linux 5.11 the limits of a group did not hold for those below it otherwise.
+                let _ = write_file(dir, "memory.use_hierarchy", "1");
+            }
+            group.set_memory(dir, limits.0)?;
+        }
+        group.set_pids(limits.1, 0)?;
+        if let Some(dir) = &group.cpu {
+            // Of the usual 100 or 1024.
             match version {
                 CgroupVersion::One => {
-                    write_file(&dir, "memory.limit_in_bytes", &bytes)?;
-                    // Does not exist without swap accounting.
-                    let _ = write_file(&dir, "memory.memsw.limit_in_bytes", &bytes);
+                    let share = 1024 * total::CPU_SHARE_PERCENT / 100;
+                    write_file(dir, "cpu.shares", &share.to_string())?;
                 }
                 CgroupVersion::Two => {
-                    write_file(&dir, "memory.max", &bytes)?;
-                    let _ = write_file(&dir, "memory.swap.max", "0");
+                    write_file(dir, "cpu.weight", &total::CPU_SHARE_PERCENT.to_string())?;
                 }
             }
-            group.memory = Some(dir);
         }
-        if let (Some(base), Some(pids)) = (&self.pids, limits.pids) {
-            let dir = group.create_dir(base, &name)?;
-            write_file(&dir, "pids.max", &pids.saturating_add(OUR_PROCESSES).to_string())?;
-            group.pids = true;
-        }
-        if let (Some(base), Some(cpus)) = (&self.cpu, limits.cpus) {
-            let dir = group.create_dir(base, &name)?;
-            let quota = (cpus * CPU_PERIOD_US).max(1000.0) as u64;
-            match version {
-                CgroupVersion::One => write_file(&dir, "cpu.cfs_quota_us", &quota.to_string())?,
-                CgroupVersion::Two => write_file(&dir, "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?,
+        Ok(Some((group, limits)))
+    }
+
+    /// The limits of all sandboxes together, in bytes and processes.
+    pub(crate) fn total(&self, limits: &TotalLimits) -> (u64, u64) {
+        let (mut memory, mut pids) = (total::host_memory(), total::host_pids());
+        if let Some(version) = self.version {
+            if let Some(dir) = &self.memory {
+                memory = memory.min(total::memory_limit(version, dir));
+            }
+            if let Some(dir) = &self.pids {
+                pids = pids.min(total::lowest(dir, "pids.max"));
             }
         }
-        Ok((!group.dirs.is_empty()).then_some(group))
+        limits.resolve(memory, pids)
     }
 
     /// Removes groups of dead servers. Surviving processes are killed only in groups of this scope; empty groups
-    /// are removed whatever their scope.
+    /// are removed whatever their scope. Those that stay busy for a moment are removed in the background.
     fn remove_leftovers(&self) {
         let mut bases: Vec<&PathBuf> = [&self.memory, &self.pids, &self.cpu]
             .into_iter()
             .flatten()
             .collect();
         bases.dedup();
+        let mut busy = Vec::new();
         for base in bases {
             for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
                 let name = entry.file_name();
                 let Some((scope, server)) = name.to_str().and_then(parse_group_name) else {
                     continue;
                 };
-                if rustix::process::test_kill_process(server) != Err(rustix::io::Errno::SRCH) {
+                if server.is_running() {
                     continue;
                 }
-                if scope == self.scope {
-                    kill_all(&entry.path());
+                let whose = match scope == self.scope {
+                    true => GroupOwner::ThisHome,
+                    false => GroupOwner::AnotherHome,
+                };
+                if !remove_tree(&entry.path(), whose) && whose == GroupOwner::ThisHome {
+                    busy.push(entry.path());
                 }
-                let _ = std::fs::remove_dir(entry.path());
             }
         }
-    }
-}
-
-/// The scope and the server's pid from a group's name.
-fn parse_group_name(name: &str) -> Option<(&str, Pid)> {
-    let mut parts = name.strip_prefix("oubliette-")?.split('-');
-    let (scope, server) = (parts.next()?, parts.next()?);
-    parts.next()?;
-    Some((scope, Pid::from_raw(server.parse().ok()?)?))
-}
-
-/// The cgroup of one sandbox; a directory for each controller. Removed when dropped.
-#[derive(Debug)]
-pub(crate) struct SandboxCgroup {
-    version: CgroupVersion,
-    dirs: Vec<PathBuf>,
-    memory: Option<PathBuf>,
-    pids: bool,
-}
-
-impl SandboxCgroup {
-    fn create_dir(&mut self, base: &Path, name: &str) -> io::Result<PathBuf> {
-        let dir = base.join(name);
-        if !self.dirs.contains(&dir) {
-            std::fs::create_dir(&dir)?;
-            self.dirs.push(dir.clone());
-        }
-        Ok(dir)
-    }
-
-    /// Whether it limits memory, and whether it limits processes.
-    pub(crate) fn limits(&self) -> (bool, bool) {
-        (self.memory.is_some(), self.pids)
-    }
-
-    /// With version 1, moves the calling thread into the group while `start` runs, so that the process it starts
-    /// begins there.
-    ///
-    /// A thread moving only itself is the one move for which the kernel need not block every fork and exec on the
-    /// host: it takes microseconds instead of milliseconds. With version 2 a thread cannot be in another group than
-    /// its process, so there [`SandboxCgroup::add`] moves the started process.
-    pub(crate) fn spawn_inside<T>(&self, start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        match self.version {
-            CgroupVersion::Two => start(),
-            CgroupVersion::One => {
-                let moved = self.dirs.iter().try_for_each(|dir| write_file(dir, "tasks", "0"));
-                let started = moved.and_then(|()| start());
-                for above in self.dirs.iter().filter_map(|dir| dir.parent()) {
-                    // If that fails, the thread stays in this group, with its limits, until the next start moves
-                    // it into another.
-                    if let Err(error) = write_file(above, "tasks", "0") {
-                        tracing::warn!(%error, "moving the starter thread out of a cgroup failed");
+        if !busy.is_empty() {
+            std::thread::spawn(move || {
+                let (began, mut interval) = (Instant::now(), REMOVAL_INTERVAL);
+                while began.elapsed() < REMOVAL_TIMEOUT {
+                    std::thread::sleep(interval);
+                    busy.retain(|dir| !remove_tree(dir, GroupOwner::ThisHome));
+                    if busy.is_empty() {
+                        return;
                     }
+                    interval = (interval * 2).min(REMOVAL_MAX_INTERVAL);
                 }
-                started
-            }
-        }
-    }
-
-    /// Moves a process into the group, together with whatever it starts from now on; with version 1 it was
-    /// started there.
-    pub(crate) fn add(&self, pid: Pid) -> io::Result<()> {
-        match self.version {
-            CgroupVersion::One => Ok(()),
-            CgroupVersion::Two => {
-                let pid = pid.as_raw_pid().to_string();
-                self.dirs
-                    .iter()
-                    .try_for_each(|dir| write_file(dir, "cgroup.procs", &pid))
-            }
-        }
-    }
-
-    /// Removes the group. Returns whether the kernel killed a process in it because of the memory limit.
-    pub(crate) async fn remove(mut self) -> bool {
-        let oom = self.memory.as_deref().is_some_and(|dir| self.oom_kills(dir) > 0);
-        // The kernel refuses to remove a group for a moment after its last process is reaped.
-        for _ in 0..50 {
-            self.dirs.retain(|dir| {
-                std::fs::remove_dir(dir).is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
+                tracing::warn!(?busy, "removing cgroups of an earlier server failed");
             });
-            if self.dirs.is_empty() {
-                break;
-            }
-            self.dirs.iter().for_each(|dir| kill_all(dir));
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        if !self.dirs.is_empty() {
-            tracing::warn!(dirs = ?self.dirs, "removing a cgroup failed");
-        }
-        oom
-    }
-
-    fn oom_kills(&self, dir: &Path) -> u64 {
-        let file = match self.version {
-            CgroupVersion::One => "memory.oom_control",
-            CgroupVersion::Two => "memory.events",
-        };
-        let text = std::fs::read_to_string(dir.join(file)).unwrap_or_default();
-        text.lines()
-            .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
-            .unwrap_or_default()
-    }
-}
-
-impl Drop for SandboxCgroup {
-    fn drop(&mut self) {
-        // Reached with directories left only if the runtime shuts down or a start fails; killed processes take
-        // a moment to end.
-        for _ in 0..10 {
-            self.dirs.retain(|dir| {
-                std::fs::remove_dir(dir).is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
-            });
-            if self.dirs.is_empty() {
-                return;
-            }
-            self.dirs.iter().for_each(|dir| kill_all(dir));
-            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-fn write_file(dir: &Path, file: &str, value: &str) -> io::Result<()> {
-    let path = dir.join(file);
-    std::fs::write(&path, value)
-        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+/// Whose server left a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GroupOwner {
+    ThisHome,
+    AnotherHome,
 }
 
-fn kill_all(dir: &Path) {
-    let pids = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    for pid in pids
-        .lines()
-        .filter_map(|line| Pid::from_raw(line.trim().parse().ok()?))
-    {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
+/// Removes a group with all below it; kills what runs there if the group is this home's. Returns whether it is gone.
+/// The depth is bounded by how this module builds groups.
+fn remove_tree(dir: &Path, whose: GroupOwner) -> bool {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_tree(&entry.path(), whose);
+        }
     }
+    if whose == GroupOwner::ThisHome {
+        kill_all(dir);
+    }
+    match std::fs::remove_dir(dir) {
+        Ok(()) => true,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+/// The scope and the server from a group's name.
+fn parse_group_name(name: &str) -> Option<(&str, ServerIdentity)> {
+    let (scope, rest) = name.strip_prefix("oubliette-")?.split_once('-')?;
+    let (server, _number) = rest.rsplit_once('-')?;
+    Some((scope, server.parse().ok()?))
 }
 
 fn writable(dir: &Path) -> bool {
@@ -381,11 +317,11 @@ mod tests {
     #[test]
     fn a_group_name_contains_its_scope_and_server() {
         assert_eq!(
-            parse_group_name("oubliette-0a1b-42-7"),
-            Some(("0a1b", Pid::from_raw(42).unwrap()))
+            parse_group_name("oubliette-0a1b-42-1200-7"),
+            Some(("0a1b", "42-1200".parse().unwrap()))
         );
         assert_eq!(parse_group_name("oubliette-server"), None);
-        assert_eq!(parse_group_name("oubliette-0a1b-42"), None);
+        assert_eq!(parse_group_name("oubliette-0a1b-42-7"), None);
         assert_eq!(parse_group_name("user.slice"), None);
     }
 
@@ -463,23 +399,44 @@ mod tests {
     }
 
     #[test]
-    fn version_two_limits_are_written_as_the_kernel_reads_them() {
+    fn the_first_group_has_the_limits_of_all_and_stays_below_the_servers_own() {
         let mount = tempfile::tempdir().unwrap();
         group(mount.path(), "", "cpu memory pids", "cpu memory pids", "");
+        std::fs::write(mount.path().join("memory.max"), (1_u64 << 30).to_string()).unwrap();
         group(mount.path(), "ours", "", "", "");
-        let hierarchies = CgroupHierarchies::find_in(mount.path(), "0::/ours\n");
-        let limits = ResourceLimits {
-            memory_mb: Some(2),
-            cpus: Some(1.5),
-            pids: Some(10),
-            workspace_mb: None,
-            open_files: None,
+        let mut hierarchies = CgroupHierarchies::find_in(mount.path(), "0::/ours\n");
+        hierarchies.scope = "0a1b".into();
+        let limits = TotalLimits {
+            memory_mb: None,
+            pids: Some(30),
         };
-        let group = hierarchies.create(&limits).unwrap().unwrap();
-        assert_eq!(group.limits(), (true, true));
-        let read = |file: &str| std::fs::read_to_string(group.dirs[0].join(file)).unwrap();
-        assert_eq!(read("memory.max"), "2097152");
-        assert_eq!(read("cpu.max"), "150000 100000");
-        assert_eq!(read("pids.max"), "12");
+        let (first, (memory, pids)) = hierarchies.create_first(&limits).unwrap().unwrap();
+        assert_eq!((memory, pids), ((1 << 30) - (256 << 20), 30));
+        let dir = first.memory.clone().unwrap();
+        let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap();
+        assert_eq!(read("memory.max"), memory.to_string());
+        assert_eq!(read("pids.max"), "30");
+        assert_eq!(read("cpu.weight"), "50");
+        let name = dir.file_name().unwrap().to_str().unwrap();
+        assert_eq!(parse_group_name(name), Some(("0a1b", ServerIdentity::current())));
+    }
+
+    #[test]
+    fn a_dead_servers_groups_are_removed_with_all_below_them() {
+        let mount = tempfile::tempdir().unwrap();
+        let left = mount.path().join("oubliette-0a1b-1-1-0");
+        std::fs::create_dir_all(left.join("session-0/sandbox-3")).unwrap();
+        let running = mount
+            .path()
+            .join(format!("oubliette-0a1b-{}-0", ServerIdentity::current()));
+        std::fs::create_dir(&running).unwrap();
+        let hierarchies = CgroupHierarchies {
+            scope: "0a1b".into(),
+            version: Some(CgroupVersion::Two),
+            memory: Some(mount.path().into()),
+            ..CgroupHierarchies::default()
+        };
+        hierarchies.remove_leftovers();
+        assert!(!left.exists() && running.exists());
     }
 }
