@@ -1,4 +1,5 @@
-//! An outgoing TCP connection that records its last activity, so that idle ones can be closed.
+//! An outgoing TCP connection that counts its bytes for the debugger, and records its last activity, so that idle ones
+//! can be closed.
 
 use std::{
     io,
@@ -13,6 +14,8 @@ use tokio::{
     net::TcpStream,
     time::Instant,
 };
+
+use crate::proxy_client::EgressReport;
 
 /// The time of a connection's last read or write; clones share it.
 #[derive(Clone)]
@@ -37,19 +40,21 @@ impl ActivityClock {
     }
 }
 
-/// A TCP stream that records its activity.
+/// A TCP stream that records its activity. Its report is made when it is dropped.
 pub(crate) struct ActivityStream {
     inner: TcpStream,
     activity: ActivityClock,
+    report: EgressReport,
 }
 
 impl ActivityStream {
-    pub(crate) fn new(inner: TcpStream) -> (Self, ActivityClock) {
+    pub(crate) fn new(inner: TcpStream, report: EgressReport) -> (Self, ActivityClock) {
         let activity = ActivityClock(Arc::new(Mutex::new(Instant::now())));
         (
             Self {
                 inner,
                 activity: activity.clone(),
+                report,
             },
             activity,
         )
@@ -62,8 +67,10 @@ impl AsyncRead for ActivityStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
         let read = ready!(Pin::new(&mut self.inner).poll_read(cx, buf));
         self.activity.touch();
+        self.report.record.bytes_in += buf.filled().len().saturating_sub(before) as u64;
         Poll::Ready(read)
     }
 }
@@ -72,6 +79,9 @@ impl AsyncWrite for ActivityStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, buf));
         self.activity.touch();
+        if let Ok(bytes) = &written {
+            self.report.record.bytes_out += *bytes as u64;
+        }
         Poll::Ready(written)
     }
 

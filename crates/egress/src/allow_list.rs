@@ -12,7 +12,7 @@ const WEB_PORTS: [u16; 2] = [80, 443];
 
 /// The parsed entries of `[egress] allow`.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct EgressAllowList {
+pub struct EgressAllowList {
     rules: Vec<AllowRule>,
 }
 
@@ -38,7 +38,7 @@ enum AllowTarget {
 impl EgressAllowList {
     /// Parses entries of the forms `host`, `host:port`, `*.suffix`, `*.suffix:port`, an address, `address:port` and
     /// CIDR blocks.
-    pub(crate) fn parse(entries: &[String]) -> Result<Self> {
+    pub fn parse(entries: &[String]) -> Result<Self> {
         Ok(Self {
             rules: entries
                 .iter()
@@ -79,6 +79,22 @@ impl EgressAllowList {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the list names the target, by its name or, if that is one, by its address. The name is not looked up:
+    /// a question to a name server can itself carry data out of the sandbox.
+    pub(crate) fn check_listed(&self, host: &str, port: u16) -> std::result::Result<(), EgressRefusal> {
+        let by_address = host
+            .parse()
+            .is_ok_and(|address: IpAddr| self.allows_address(address, port));
+        match self.allows_name(host, port) || by_address {
+            true => Ok(()),
+            false => Err(EgressRefusal::new(
+                StatusCode::FORBIDDEN,
+                "not_allowed",
+                format!("the sandbox may not connect to {host}:{port}, which is not one of its hosts"),
+            )),
+        }
     }
 
     fn allows_name(&self, host: &str, port: u16) -> bool {
@@ -237,6 +253,16 @@ mod tests {
             "{}",
             refusal.message
         );
+    }
+
+    #[test]
+    fn a_list_of_hosts_names_all_that_is_reached() {
+        let list = EgressAllowList::parse(&["pkg.example:443".into(), "127.0.0.1:4873".into()]).unwrap();
+        assert!(list.check_listed("pkg.example", 443).is_ok());
+        assert!(list.check_listed("127.0.0.1", 4873).is_ok());
+        for (host, port) in [("pkg.example", 80), ("other.example", 443), ("127.0.0.1", 22)] {
+            assert!(list.check_listed(host, port).is_err(), "{host}:{port}");
+        }
     }
 
     #[test]

@@ -16,24 +16,35 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::{sync::OwnedSemaphorePermit, time::Sleep};
 
-use crate::{gateway::RequestReport, refusal::BoxError};
+use crate::{
+    refusal::BoxError,
+    request_report::RequestReport,
+    usage::{AnswerState, RequestReader},
+};
 
 /// A request's body that fails beyond a size limit.
 pub(crate) struct LimitedRequestBody {
     inner: Incoming,
     remaining: u64,
     too_large: Arc<AtomicBool>,
+    reader: Option<Arc<RequestReader>>,
 }
 
 impl LimitedRequestBody {
-    /// The returned flag is set if the limit was exceeded: the HTTP client's error does not tell.
-    pub(crate) fn new(inner: Incoming, most: u64) -> (Self, Arc<AtomicBool>) {
+    /// What passes is shown to `reader`. The returned flag is set if the limit was exceeded: the HTTP client's error does
+    /// not tell.
+    pub(crate) fn new(
+        inner: Incoming,
+        most: u64,
+        reader: Option<Arc<RequestReader>>,
+    ) -> (Self, Arc<AtomicBool>) {
         let too_large = Arc::new(AtomicBool::new(false));
         (
             Self {
                 inner,
                 remaining: most,
                 too_large: too_large.clone(),
+                reader,
             },
             too_large,
         )
@@ -61,6 +72,9 @@ impl Body for LimitedRequestBody {
                 return Poll::Ready(Some(Err("the request is too large".into())));
             }
         }
+        if let (Some(reader), Some(data)) = (&self.reader, frame.data_ref()) {
+            reader.feed(data);
+        }
         Poll::Ready(Some(Ok(frame)))
     }
 
@@ -79,8 +93,9 @@ pub(crate) struct ProviderResponseBody {
     inner: BoxStream<'static, reqwest::Result<Bytes>>,
     remaining: u64,
     deadline: Pin<Box<Sleep>>,
-    _permit: OwnedSemaphorePermit,
-    _report: RequestReport,
+    /// Released before the request is reported: whoever hears of it may make the next one.
+    permit: Option<OwnedSemaphorePermit>,
+    report: RequestReport,
 }
 
 impl ProviderResponseBody {
@@ -95,9 +110,15 @@ impl ProviderResponseBody {
             inner: response.bytes_stream().boxed(),
             remaining: most,
             deadline: Box::pin(tokio::time::sleep_until(deadline)),
-            _permit: permit,
-            _report: report,
+            permit: Some(permit),
+            report,
         }
+    }
+
+    /// The answer has been read to its end.
+    fn end(&mut self) {
+        self.permit = None;
+        self.report.end();
     }
 }
 
@@ -109,11 +130,17 @@ impl Stream for ProviderResponseBody {
             return Poll::Ready(Some(Err("the request took too long".into())));
         }
         match ready!(self.inner.poll_next_unpin(cx)) {
-            None => Poll::Ready(None),
+            None => {
+                self.end();
+                Poll::Ready(None)
+            }
             Some(Err(error)) => Poll::Ready(Some(Err(error.without_url().into()))),
             Some(Ok(data)) => match self.remaining.checked_sub(data.len() as u64) {
                 Some(left) => {
                     self.remaining = left;
+                    if self.report.observe(&data) == AnswerState::Finished {
+                        self.end();
+                    }
                     Poll::Ready(Some(Ok(Frame::data(data))))
                 }
                 None => Poll::Ready(Some(Err("the response is too large".into()))),

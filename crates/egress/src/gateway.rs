@@ -5,55 +5,71 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
-use http::{Method, Request, Response, StatusCode};
+use arc_swap::ArcSwap;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use jiff::Timestamp;
-use oubliette_protocol::{Error, Result};
-use reqwest::{Client, Url, redirect};
+use oubliette_os::UntrustedStream;
+use oubliette_protocol::{Error, ErrorCode, Result};
+use reqwest::Url;
 use tokio::{
-    net::{UnixListener, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    GatewayLimits, ModelProvider,
+    GatewayLimits, ModelProvider, SandboxListener, ServiceClient,
     bodies::{LimitedRequestBody, ProviderResponseBody},
     connections, headers,
+    http_clients::HttpClients,
     paths::ModelRequestPath,
-    refusal::{EgressRefusal, ResponseBody},
+    refusal::{EgressRefusal, ResponseBody, root_cause},
+    request_report::{ModelSink, RequestReport},
+    usage::{ModelApi, RequestReader},
 };
 
-/// Receives a record of each request, for the debugger. Never given a secret.
-pub trait ModelSink: Send + Sync {
-    /// One request is over. `path` is without provider and query; `status` is what the sandbox got.
-    fn model_request(&self, provider: &str, path: &str, status: u16, started: Timestamp, duration: Duration);
+/// Model providers that were checked, in the order they were configured.
+#[derive(Debug)]
+pub struct ProviderSet(Vec<(Arc<ModelProvider>, Url)>);
+
+impl ProviderSet {
+    /// Checks providers: each by itself, and that no two have one name.
+    pub fn check(providers: Vec<ModelProvider>) -> Result<Self> {
+        let mut checked: Vec<(Arc<ModelProvider>, Url)> = Vec::with_capacity(providers.len());
+        for provider in providers {
+            let url = provider.check()?;
+            if checked.iter().any(|(before, _)| before.name == provider.name) {
+                return Err(Error::invalid(format!(
+                    "the model provider {:?} is configured twice",
+                    provider.name
+                )));
+            }
+            checked.push((Arc::new(provider), url));
+        }
+        Ok(Self(checked))
+    }
 }
 
 /// The gateway to all configured providers, shared by every session.
 #[derive(Debug)]
 pub struct ModelGateway {
-    /// In the order they were configured.
-    providers: Vec<(ModelProvider, Url)>,
+    providers: ArcSwap<ProviderSet>,
     limits: GatewayLimits,
-    /// For remote providers: through the operator's proxy, if the environment names one.
-    client: OnceLock<Client>,
-    /// For providers on this host's loopback, without a proxy.
-    loopback_client: OnceLock<Client>,
+    clients: HttpClients,
 }
 
 /// The gateway as one session's socket serves it, with that session's counters.
 struct SessionGateway {
     gateway: Arc<ModelGateway>,
     sink: Arc<dyn ModelSink>,
+    services: Option<Arc<ServiceClient>>,
     open_requests: Arc<Semaphore>,
     counts: Mutex<RequestCounts>,
 }
@@ -65,59 +81,43 @@ struct RequestCounts {
     minute_start: Instant,
 }
 
-/// Reports a request to the sink when dropped: after the last byte, or when either side broke off.
-pub(crate) struct RequestReport {
-    sink: Arc<dyn ModelSink>,
-    provider: String,
-    path: String,
-    status: u16,
-    started: Timestamp,
-    since: Instant,
-}
-
-impl Drop for RequestReport {
-    fn drop(&mut self) {
-        let duration = self.since.elapsed();
-        self.sink
-            .model_request(&self.provider, &self.path, self.status, self.started, duration);
-    }
-}
-
 impl ModelGateway {
-    /// Validates the providers. HTTP clients are built with the first request: reading the root
-    /// certificates takes time and memory that a server without model requests need not spend.
+    /// Validates the providers.
     pub fn new(providers: Vec<ModelProvider>, limits: GatewayLimits) -> Result<Arc<Self>> {
-        // The process has one default crypto provider. If it is set already, it is this one too.
-        let _already = rustls::crypto::ring::default_provider().install_default();
-        let mut checked: Vec<(ModelProvider, Url)> = Vec::with_capacity(providers.len());
-        for provider in providers {
-            let url = provider.check()?;
-            if checked.iter().any(|(before, _)| before.name == provider.name) {
-                return Err(Error::invalid(format!(
-                    "the model provider {:?} is configured twice",
-                    provider.name
-                )));
-            }
-            checked.push((provider, url));
-        }
         Ok(Arc::new(Self {
-            providers: checked,
+            providers: ArcSwap::from_pointee(ProviderSet::check(providers)?),
+            clients: HttpClients::new(limits.connect, limits.idle),
             limits,
-            client: OnceLock::new(),
-            loopback_client: OnceLock::new(),
         }))
     }
 
     /// The configured providers, in the order they were configured.
-    pub fn providers(&self) -> impl Iterator<Item = &ModelProvider> {
-        self.providers.iter().map(|(provider, _)| provider)
+    pub fn providers(&self) -> Vec<Arc<ModelProvider>> {
+        let set = self.providers.load();
+        set.0.iter().map(|(provider, _)| provider.clone()).collect()
+    }
+
+    /// Replaces the providers. Requests that were sent on are not broken off.
+    pub fn set_providers(&self, providers: ProviderSet) {
+        self.providers.store(Arc::new(providers));
     }
 
     /// Serves one session's socket until `cancel`.
     pub async fn serve(
         self: Arc<Self>,
-        listener: UnixListener,
+        listener: impl Into<SandboxListener>,
         sink: Arc<dyn ModelSink>,
+        cancel: CancellationToken,
+    ) {
+        self.serve_with_services(listener, sink, None, cancel).await;
+    }
+
+    /// Like [`ModelGateway::serve`], and requests whose path begins with the name of a service are for that.
+    pub async fn serve_with_services(
+        self: Arc<Self>,
+        listener: impl Into<SandboxListener>,
+        sink: Arc<dyn ModelSink>,
+        services: Option<Arc<ServiceClient>>,
         cancel: CancellationToken,
     ) {
         let connections = self.limits.connections;
@@ -132,48 +132,20 @@ impl ModelGateway {
             }),
             gateway: self,
             sink,
+            services,
         });
-        connections::serve(listener, connections, cancel, |stream| {
+        connections::serve(listener.into(), connections, cancel, |stream| {
             session.clone().serve_connection(stream)
         })
         .await;
     }
-
-    fn client_for(&self, url: &Url) -> Result<&Client> {
-        let is_loopback = match url.host() {
-            Some(url::Host::Domain(name)) => name == "localhost",
-            Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
-            Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
-            None => false,
-        };
-        let cell = if is_loopback {
-            &self.loopback_client
-        } else {
-            &self.client
-        };
-        if let Some(client) = cell.get() {
-            return Ok(client);
-        }
-        let prepared = || {
-            let builder = Client::builder()
-                .redirect(redirect::Policy::none())
-                .referer(false)
-                .connect_timeout(self.limits.connect)
-                .read_timeout(self.limits.idle)
-                .pool_idle_timeout(Duration::from_secs(30))
-                .pool_max_idle_per_host(8);
-            if is_loopback { builder.no_proxy() } else { builder }
-        };
-        let built = build_client(prepared)?;
-        Ok(cell.get_or_init(|| built))
-    }
 }
 
 impl SessionGateway {
-    async fn serve_connection(self: Arc<Self>, stream: UnixStream) {
+    async fn serve_connection(self: Arc<Self>, stream: UntrustedStream) {
         let service = service_fn(move |request| {
             let session = self.clone();
-            async move { Ok::<_, Infallible>(session.handle_request(request).await) }
+            async move { Ok::<_, Infallible>(session.route_request(request).await) }
         });
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -186,29 +158,32 @@ impl SessionGateway {
         }
     }
 
+    /// Answers a request to a service or to a model provider.
+    async fn route_request(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        if let Some(services) = &self.services
+            && let Some(service) = services.service_of(request.uri())
+        {
+            return services.handle_request(&service, request).await;
+        }
+        self.handle_request(request).await
+    }
+
     async fn handle_request(&self, request: Request<Incoming>) -> Response<ResponseBody> {
-        let mut report = RequestReport {
-            sink: self.sink.clone(),
-            provider: String::new(),
-            path: truncate_untrusted(request.uri().path()),
-            status: 0,
-            started: oubliette_protocol::now(),
-            since: Instant::now(),
-        };
+        let mut report = RequestReport::begin(self.sink.clone(), truncate_untrusted(request.uri().path()));
         match self.forward(request, &mut report).await {
             Ok((mut response, permit)) => {
                 let limits = &self.gateway.limits;
-                report.status = response.status().as_u16();
+                report.answered(response.status(), response.headers());
                 let mut answer = Response::new(());
                 *answer.status_mut() = response.status();
                 *answer.headers_mut() = headers::from_provider(&std::mem::take(response.headers_mut()));
-                let deadline = report.since + limits.total;
+                let deadline = report.since() + limits.total;
                 let body =
                     ProviderResponseBody::new(response, limits.response_bytes, deadline, permit, report);
                 answer.map(|()| StreamBody::new(body).boxed_unsync())
             }
             Err(refusal) => {
-                report.status = refusal.status.as_u16();
+                report.refused(refusal.status);
                 refusal.response()
             }
         }
@@ -221,14 +196,12 @@ impl SessionGateway {
     ) -> std::result::Result<(reqwest::Response, OwnedSemaphorePermit), EgressRefusal> {
         let limits = &self.gateway.limits;
         let path = ModelRequestPath::parse(request.uri())?;
-        report.provider = truncate_untrusted(&path.provider);
-        report.path = truncate_untrusted(&path.path());
-        let Some((provider, base)) = self
-            .gateway
-            .providers
-            .iter()
-            .find(|(p, _)| p.name == path.provider)
-        else {
+        report.set_target(
+            truncate_untrusted(&path.provider),
+            truncate_untrusted(&path.path()),
+        );
+        let providers = self.gateway.providers.load_full();
+        let Some((provider, base)) = providers.0.iter().find(|(p, _)| p.name == path.provider) else {
             return Err(self.unknown_provider(&path.provider));
         };
         path.check(request.method(), &provider.allow_paths)?;
@@ -241,17 +214,29 @@ impl SessionGateway {
         let mut passed = headers::to_provider(request.headers());
         provider.authorise(&mut passed);
         let method = request.method().clone();
-        let (body, over) = LimitedRequestBody::new(request.into_body(), limits.request_bytes);
+        let reader = match ModelApi::of_request(&method, &path) {
+            Some(api) => {
+                report.admit().await.map_err(|error| not_admitted(api, error))?;
+                // An answer that is compressed could not be read as it passes.
+                passed.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+                let reader = Arc::new(RequestReader::new(ModelApi::model_in_path(&path)));
+                report.passed_on(api, reader.clone());
+                Some(reader)
+            }
+            None => None,
+        };
+        let (body, over) = LimitedRequestBody::new(request.into_body(), limits.request_bytes, reader);
         let mut outgoing = self
             .gateway
-            .client_for(base)
+            .clients
+            .get(base)
             .map_err(|error| EgressRefusal::new(StatusCode::BAD_GATEWAY, "unavailable", error.message))?
             .request(method.clone(), url)
             .headers(passed);
         if method != Method::GET && method != Method::HEAD {
             outgoing = outgoing.body(reqwest::Body::wrap(body));
         }
-        let response = match tokio::time::timeout_at(report.since + limits.total, outgoing.send()).await {
+        let response = match tokio::time::timeout_at(report.since() + limits.total, outgoing.send()).await {
             Ok(Ok(response)) => response,
             Ok(Err(_)) if over.load(Ordering::Acquire) => return Err(too_large(limits)),
             Ok(Err(error)) => return Err(provider_unreachable(&provider.name, error)),
@@ -302,7 +287,8 @@ impl SessionGateway {
     }
 
     fn unknown_provider(&self, name: &str) -> EgressRefusal {
-        let mut known: Vec<&str> = self.gateway.providers().map(|p| p.name.as_str()).collect();
+        let providers = self.gateway.providers();
+        let mut known: Vec<&str> = providers.iter().map(|p| p.name.as_str()).collect();
         known.sort_unstable();
         let known = if known.is_empty() {
             "none".to_owned()
@@ -315,16 +301,6 @@ impl SessionGateway {
         );
         EgressRefusal::new(StatusCode::NOT_FOUND, "not_found", message)
     }
-}
-
-/// Builds an HTTP client. On a host without root certificates it trusts none, so that providers over plain HTTP
-/// still work.
-fn build_client(builder: impl Fn() -> reqwest::ClientBuilder) -> Result<Client> {
-    let built = builder().build().or_else(|error| {
-        tracing::warn!(%error, "root certificates could not be loaded; model providers over https cannot be reached");
-        builder().tls_certs_only([]).build()
-    });
-    built.map_err(|e| Error::unavailable("connections to model providers cannot be prepared").with_cause(e))
 }
 
 fn provider_url(base: &Url, path: &ModelRequestPath, query: Option<&str>) -> Url {
@@ -351,6 +327,14 @@ fn too_large(limits: &GatewayLimits) -> EgressRefusal {
     )
 }
 
+/// The refusal of a request that the session's sink did not admit.
+fn not_admitted(api: ModelApi, error: Error) -> EgressRefusal {
+    match error.code {
+        ErrorCode::LimitExceeded => EgressRefusal::quota(api, &error.message),
+        _ => EgressRefusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.message),
+    }
+}
+
 fn provider_timeout(provider: &str) -> EgressRefusal {
     EgressRefusal::new(
         StatusCode::GATEWAY_TIMEOUT,
@@ -366,18 +350,20 @@ fn provider_unreachable(provider: &str, error: reqwest::Error) -> EgressRefusal 
     if error.is_timeout() && !error.is_connect() {
         return provider_timeout(provider);
     }
-    let mut cause: &dyn std::error::Error = &error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
+    let cause = root_cause(&error);
     tracing::warn!(provider, %error, cause = %cause, "request to a model provider failed");
-    EgressRefusal::new(
+    let refusal = EgressRefusal::new(
         StatusCode::BAD_GATEWAY,
         "unavailable",
         format!(
             "the provider {provider:?} cannot be reached: {cause}. Is base_url of [providers.{provider}] right?"
         ),
-    )
+    );
+    // Nobody listens there: some agents would ask for minutes before they say so.
+    match cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind) {
+        Some(std::io::ErrorKind::ConnectionRefused) => refusal.without_retry(),
+        _ => refusal,
+    }
 }
 
 /// The first 200 characters of text a client chose, without control characters, for logs and errors.

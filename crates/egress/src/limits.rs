@@ -1,4 +1,4 @@
-//! Limits of gateway and proxy, with their defaults.
+//! Limits of gateways and proxy, with their defaults.
 
 use std::time::Duration;
 
@@ -37,6 +37,36 @@ impl Default for GatewayLimits {
             per_minute: Some(600),
             per_session: None,
             connections: 64,
+        }
+    }
+}
+
+/// Limits of requests to services. The number of requests applies to each session.
+#[derive(Debug, Clone)]
+pub struct ServiceLimits {
+    /// The largest request body, in bytes: a push of a git repository is one. Default: 1 GiB.
+    pub request_bytes: u64,
+    /// The largest response body, in bytes: a clone of a git repository is one. Default: 4 GiB.
+    pub response_bytes: u64,
+    /// Time to connect to a service. Default: 10 s.
+    pub connect: Duration,
+    /// Time without a byte from a service. Default: 300 s.
+    pub idle: Duration,
+    /// Time until a service answers, and time for its answer. Default: 1 h.
+    pub total: Duration,
+    /// Requests a session may have open at once. Default: 16.
+    pub concurrent: usize,
+}
+
+impl Default for ServiceLimits {
+    fn default() -> Self {
+        Self {
+            request_bytes: 1 << 30,
+            response_bytes: 4 << 30,
+            connect: Duration::from_secs(10),
+            idle: Duration::from_secs(300),
+            total: Duration::from_secs(3600),
+            concurrent: 16,
         }
     }
 }

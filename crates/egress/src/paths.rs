@@ -124,7 +124,7 @@ fn parse_segment(raw: &str) -> Result<String, EgressRefusal> {
 }
 
 /// Strips what may precede a model call: versions, and the prefixes of providers and gateways.
-fn strip_prefixes<'a>(mut rest: &'a [&'a str]) -> &'a [&'a str] {
+pub(crate) fn strip_prefixes<'a>(mut rest: &'a [&'a str]) -> &'a [&'a str] {
     loop {
         rest = match rest {
             ["deployments", _, tail @ ..] => tail,

@@ -15,11 +15,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
-use jiff::Timestamp;
-use oubliette_egress::{GatewayLimits, ModelGateway, ModelProvider, ModelSink};
+use oubliette_egress::{GatewayLimits, ModelGateway, ModelProvider, ModelRequest, ModelSink};
+use oubliette_os::{DescriptorWorker, PassedDescriptors, UntrustedListener};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpSocket, UnixListener, UnixStream},
+    net::{TcpListener, TcpSocket, UnixStream},
     sync::{Notify, mpsc},
 };
 use tokio_util::sync::CancellationToken;
@@ -85,18 +85,11 @@ async fn provider_handler(State(state): State<ProviderState>, request: Request) 
 struct ReportRecorder(Mutex<Vec<(String, String, u16)>>, Notify);
 
 impl ModelSink for ReportRecorder {
-    fn model_request(
-        &self,
-        provider: &str,
-        path: &str,
-        status: u16,
-        _started: Timestamp,
-        _duration: Duration,
-    ) {
+    fn model_request(&self, request: ModelRequest) {
         self.0
             .lock()
             .unwrap()
-            .push((provider.to_owned(), path.to_owned(), status));
+            .push((request.provider, request.path, request.status));
         self.1.notify_one();
     }
 }
@@ -144,7 +137,8 @@ async fn gateway_fixture(limits: GatewayLimits) -> GatewayFixture {
     let gateway = ModelGateway::new(providers, limits).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("model.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
+    let worker = DescriptorWorker::default();
+    let listener = UntrustedListener::bind(&socket, PassedDescriptors::Refused, worker).unwrap();
     let (heard, cancel) = (Arc::new(ReportRecorder::default()), CancellationToken::new());
     let serving = tokio::spawn(gateway.serve(listener, heard.clone(), cancel.clone()));
     GatewayFixture {
@@ -346,8 +340,13 @@ async fn provider_errors_are_reported_without_secrets() {
         answer.contains("cannot be reached") && !answer.contains("secret"),
         "{answer}"
     );
+    assert!(
+        answer.contains("x-should-retry: false"),
+        "nobody listens there: {answer}"
+    );
     let (status, answer) = fixture.ask("POST /notls/v1/messages HTTP/1.1", b"{}").await;
     assert_eq!(status, 502);
+    assert!(!answer.contains("x-should-retry"), "{answer}");
     assert!(
         answer.contains("cannot be reached") && !answer.contains("secret"),
         "{answer}"

@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, extract::Request};
-use oubliette_egress::{EgressProxy, ProxyLimits};
+use oubliette_egress::{EgressList, EgressProxy, EgressRecord, EgressSink, ProxyClient, ProxyLimits};
+use oubliette_os::{DescriptorWorker, PassedDescriptors, UntrustedListener};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, UnixListener, UnixStream},
+    net::{TcpListener, UnixStream},
+    sync::mpsc,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -23,19 +25,52 @@ struct ProxyFixture {
     serving: tokio::task::JoinHandle<()>,
 }
 
+/// Passes the records of connections on.
+struct RecordSender(mpsc::UnboundedSender<EgressRecord>);
+
+impl EgressSink for RecordSender {
+    fn record(&self, record: EgressRecord) {
+        let _ = self.0.send(record);
+    }
+}
+
 async fn proxy_fixture(allow: &[String], limits: ProxyLimits) -> ProxyFixture {
+    listed_fixture(allow, limits, None).await.0
+}
+
+/// A proxy whose client reaches only the hosts in a list, and the records of its connections.
+async fn listed_fixture(
+    allow: &[String],
+    limits: ProxyLimits,
+    hosts: Option<&[String]>,
+) -> (ProxyFixture, mpsc::UnboundedReceiver<EgressRecord>) {
     let proxy = EgressProxy::new(allow.to_vec(), limits).unwrap();
+    let (sender, records) = mpsc::unbounded_channel();
+    let lists = hosts.map(|hosts| EgressList {
+        hosts: hosts.iter().map(|host| host.parse().unwrap()).collect(),
+        setting: "egress in tools/net/tool.json".into(),
+    });
+    let client = ProxyClient::new(lists.into_iter().collect(), Arc::new(RecordSender(sender)));
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("proxy.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
+    let worker = DescriptorWorker::default();
+    let listener = UntrustedListener::bind(&socket, PassedDescriptors::Refused, worker).unwrap();
     let cancel = CancellationToken::new();
-    let serving = tokio::spawn(proxy.serve(listener, cancel.clone()));
-    ProxyFixture {
+    let serving = tokio::spawn(proxy.serve_client(listener, cancel.clone(), client));
+    let fixture = ProxyFixture {
         _dir: dir,
         socket,
         cancel,
         serving,
-    }
+    };
+    (fixture, records)
+}
+
+async fn next_record(records: &mut mpsc::UnboundedReceiver<EgressRecord>) -> EgressRecord {
+    tokio::time::timeout(SOON, records.recv())
+        .await
+        .expect("no record")
+        .expect("no record")
 }
 
 /// An HTTP server that responds with the request it got: method, URI, headers, body.
@@ -250,4 +285,104 @@ async fn idle_and_cancelled_tunnels_close() {
             .unwrap_or(0),
         0
     );
+}
+
+#[tokio::test]
+async fn only_listed_hosts_are_reached_and_each_connection_is_recorded() {
+    let server = request_dump_server().await;
+    let allow = ["127.0.0.0/8".to_owned(), "localhost".to_owned()];
+    let entry = format!("localhost:{}", server.port());
+    let (fixture, mut records) =
+        listed_fixture(&allow, ProxyLimits::default(), Some(std::slice::from_ref(&entry))).await;
+    let get = |target: &str| format!("GET http://{target}/ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let answer = fixture.ask(&get(&entry)).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let record = next_record(&mut records).await;
+    assert_eq!(
+        (record.host.as_str(), record.port, record.allowed),
+        ("localhost", server.port(), true)
+    );
+    assert_eq!(
+        (record.rule.as_deref(), record.error),
+        (Some(entry.as_str()), None)
+    );
+    assert!(record.bytes_in > 50 && record.bytes_out > 20);
+
+    // The same server under a name that is not listed, another port, and a name that only ends like the entry.
+    for target in [
+        server.to_string(),
+        "localhost:80".to_owned(),
+        format!("xlocalhost:{}", server.port()),
+    ] {
+        let refused = fixture.ask(&get(&target)).await;
+        assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
+        assert!(
+            refused.contains("tools/net/tool.json") && refused.contains(&target),
+            "{refused}"
+        );
+        let record = next_record(&mut records).await;
+        assert!(
+            !record.allowed && record.rule.is_none() && record.bytes_in == 0,
+            "{record:?}"
+        );
+        assert!(record.error.unwrap().contains("tool.json"));
+    }
+}
+
+#[tokio::test]
+async fn a_list_opens_nothing_that_the_configuration_keeps_closed() {
+    let server = request_dump_server().await;
+    let (fixture, mut records) = listed_fixture(
+        &[],
+        ProxyLimits::default(),
+        Some(&[server.to_string(), "localhost".to_owned()]),
+    )
+    .await;
+    for target in [server.to_string(), format!("localhost:{}", server.port())] {
+        let refused = fixture
+            .ask(&format!(
+                "CONNECT {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            ))
+            .await;
+        assert!(
+            refused.starts_with("HTTP/1.1 403") && refused.contains("[egress] allow"),
+            "{refused}"
+        );
+        let record = next_record(&mut records).await;
+        assert!(!record.allowed && record.rule.is_none(), "{record:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_tunnels_bytes_are_recorded_when_it_ends() {
+    let server = echo_server().await;
+    let (fixture, mut records) = listed_fixture(&[server.to_string()], ProxyLimits::default(), None).await;
+    let mut stream = fixture.tunnel(&server.to_string()).await;
+    stream.write_all(&[7; 5000]).await.unwrap();
+    let mut echoed = vec![0; 5000];
+    stream.read_exact(&mut echoed).await.unwrap();
+    assert!(records.try_recv().is_err(), "it is still open");
+    drop(stream);
+    let record = next_record(&mut records).await;
+    assert_eq!(
+        (record.bytes_in, record.bytes_out, record.allowed),
+        (5000, 5000, true)
+    );
+    assert_eq!(record.rule, None);
+}
+
+#[tokio::test]
+async fn a_connection_that_fails_was_allowed_all_the_same() {
+    let (fixture, mut records) =
+        listed_fixture(&["127.0.0.1:1".to_owned()], ProxyLimits::default(), None).await;
+    for target in ["127.0.0.1:1", "no-such-host.invalid:443"] {
+        let answer = fixture
+            .ask(&format!(
+                "CONNECT {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            ))
+            .await;
+        assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
+        let record = next_record(&mut records).await;
+        assert!(record.allowed && record.error.is_some(), "{record:?}");
+    }
 }
