@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use oubliette_protocol::{Error, Principal, Result, SessionId, Slug, event::SessionStatus};
-use oubliette_store::{ProjectRow, SessionRow};
+use oubliette_store::{ProjectRow, READ_BYTES, SessionRow};
 
 use crate::{
     Sessions,
@@ -62,7 +62,7 @@ impl Sessions {
         let most = |project: &ProjectRow| {
             let named = project.limits.get("max_depth");
             let named = named.and_then(serde_json::Value::as_u64);
-            named.unwrap_or(u64::from(self.deps.config.max_depth))
+            named.unwrap_or(u64::from(self.deps.config.load().max_depth))
         };
         let mut least = most(project);
         let mut seen = HashSet::from([project.project_id.clone()]);
@@ -123,8 +123,8 @@ impl Sessions {
         Ok(tree.into_iter().filter(under).collect())
     }
 
-    /// The logs of all descendants of a session: the first `max_events` of each, and at most [`MAX_EVENTS`]
-    /// in all. A descendant for which no room was left is listed with fewer or no events; the rest can be
+    /// The logs of all descendants of a session: the first `max_events` of each, and in all at most [`MAX_EVENTS`] with
+    /// [`READ_BYTES`] bytes of JSON: an agent can start many sessions and send each large messages. A descendant for which no room was left is listed with fewer or no events; the rest can be
     /// read with its own `session_events`.
     pub(crate) async fn child_events(
         &self,
@@ -132,17 +132,21 @@ impl Sessions {
         query: &EventsQuery,
     ) -> Result<Vec<ChildEvents>> {
         let mut children = Vec::new();
-        let mut room = MAX_EVENTS;
+        let (mut room, mut room_bytes) = (MAX_EVENTS, READ_BYTES);
         for row in self.descendants(&query.session_id).await? {
             if !principal.sees(&row.project_id) {
                 continue;
             }
             let most = query.max_events.min(room);
-            let events = match most {
-                0 => Vec::new(),
-                most => self.deps.store.events().read(&row.session_id, -1, most).await?,
+            let (events, bytes) = match most {
+                0 => (Vec::new(), 0),
+                most => {
+                    let log = self.deps.store.events();
+                    log.read_within(&row.session_id, -1, most, room_bytes).await?
+                }
             };
             room -= events.len();
+            room_bytes = room_bytes.saturating_sub(bytes);
             let last_index = events.last().map_or(-1, |event| event.index);
             children.push(ChildEvents {
                 session_id: row.session_id,

@@ -1,22 +1,44 @@
 //! Sinks that record a session's debugger events in the store.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
-use jiff::Timestamp;
-use oubliette_egress::ModelSink;
-use oubliette_protocol::{SessionId, Slug, debug::DebugBody};
-use oubliette_store::Store;
+use oubliette_protocol::{Result, SessionId, Slug, debug::DebugBody};
+use oubliette_store::{CountedSession, Store};
 use oubliette_tools::DebugSink;
 
 /// Records debugger events of one session.
 pub(crate) struct SessionDebugSink {
     store: Store,
     session: SessionId,
+    /// What the session has of the log; none if that is not counted.
+    counted: Option<CountedSession>,
+    /// Whether it was recorded that the session has as much as it may have.
+    told_full: AtomicBool,
 }
 
 impl SessionDebugSink {
+    /// For a few events of a session.
     pub(crate) fn new(store: Store, session: SessionId) -> Arc<Self> {
-        Arc::new(Self { store, session })
+        Arc::new(Self {
+            store,
+            session,
+            counted: None,
+            told_full: AtomicBool::new(false),
+        })
+    }
+
+    /// For a session in memory, of which all that is recorded counts.
+    pub(crate) fn counting(store: Store, session: SessionId) -> Arc<Self> {
+        let counted = store.debugger().count_session(session.clone());
+        Arc::new(Self {
+            store,
+            session,
+            counted: Some(counted),
+            told_full: AtomicBool::new(false),
+        })
     }
 }
 
@@ -32,6 +54,20 @@ impl DebugSink for SessionDebugSink {
         self.store
             .debugger()
             .record_json(session, agent.cloned(), kind, text);
+    }
+
+    fn check_room(&self) -> Result<()> {
+        let checked = self.counted.as_ref().map_or(Ok(()), CountedSession::check);
+        checked.inspect_err(|error| {
+            if !self.told_full.swap(true, Ordering::Relaxed) {
+                tracing::warn!(session = %self.session, "a session has as much of the debugger's log as it may have; its tool calls are refused");
+                let body = DebugBody::LimitExceeded {
+                    limit: "debugger".to_owned(),
+                    reason: error.message.clone(),
+                };
+                self.record(None, body);
+            }
+        })
     }
 }
 
@@ -54,26 +90,5 @@ impl DebugSink for ContextDebugSink {
             );
         }
         self.inner.record(agent, body);
-    }
-}
-
-/// Records the model requests of one agent as debugger events.
-pub(crate) struct ModelDebugSink {
-    pub(crate) inner: Arc<dyn DebugSink>,
-    pub(crate) agent: Slug,
-}
-
-impl ModelSink for ModelDebugSink {
-    fn model_request(&self, provider: &str, path: &str, status: u16, started: Timestamp, duration: Duration) {
-        self.inner.record(
-            Some(&self.agent),
-            DebugBody::ModelRequest {
-                provider: provider.to_owned(),
-                path: path.to_owned(),
-                status,
-                duration_ms: duration.as_secs_f64() * 1e3,
-                started: Some(started),
-            },
-        );
     }
 }

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use indexmap::IndexMap;
 use oubliette_egress::{AuthStyle, ModelProvider};
+use oubliette_programs::ProgramLaunch;
 use oubliette_protocol::{
     Error, Result,
-    agent::{AgentRuntime, NetworkAccess},
+    agent::{AgentDefinition, AgentRuntime, NetworkAccess},
     relay::{HANDOFF_SOCKET_ENV, HANDOFF_SOCKET_PATH, KEY_ENV, SOCKET_ENV, SOCKET_PATH},
 };
 use oubliette_sandbox::IsolationLevel;
@@ -16,33 +17,38 @@ use serde_json::json;
 
 use crate::{agent_plan::AgentPlan, ports::SessionDeps};
 
-/// The loopback ports on which the model forwarder and the proxy listen inside the sandbox.
+/// The loopback ports on which the model forwarder, the proxy and, for agents that are given them over HTTP, the tools are
+/// reached inside the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LoopbackPorts {
     pub(crate) model: u16,
     pub(crate) proxy: u16,
+    pub(crate) tools: u16,
 }
 
 impl LoopbackPorts {
-    /// Chooses the ports. A sandbox with a network namespace of its own has the fixed ports 19999 and 19998.
-    /// One on the host's network shares all ports with the rest of the machine, and gets two that are free now.
+    /// Chooses the ports. A sandbox with a network namespace of its own has the fixed ports 19999, 19998 and 19997.
+    /// One on the host's network shares all ports with the rest of the machine, and gets some that are free now.
     pub(crate) fn choose(network: NetworkAccess, level: IsolationLevel) -> Result<Self> {
         if level == IsolationLevel::Namespaces && network != NetworkAccess::Host {
             return Ok(Self {
                 model: 19999,
                 proxy: 19998,
+                tools: 19997,
             });
         }
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::internal);
         let port = |held: &TcpListener| held.local_addr().map(|at| at.port()).map_err(Error::internal);
-        // Both listeners stay open until both ports are known, so that they differ.
-        let (model, proxy) = (free()?, free()?);
+        // The listeners stay open until all ports are known, so that they differ.
+        let (model, proxy, tools) = (free()?, free()?, free()?);
         Ok(Self {
             model: port(&model)?,
             proxy: port(&proxy)?,
+            tools: port(&tools)?,
         })
     }
 }
+
 /// The value of API key variables, because SDKs refuse to start without one. The model gateway, outside the
 /// sandbox, puts the real key into each request.
 const PLACEHOLDER_KEY: &str = "kept-outside-the-sandbox";
@@ -65,12 +71,14 @@ pub(crate) struct AgentEnvironment {
 pub(crate) fn agent_environment(
     deps: &SessionDeps,
     plan: &AgentPlan,
+    launch: Option<&ProgramLaunch>,
     ports: LoopbackPorts,
     minted: Option<String>,
 ) -> Result<AgentEnvironment> {
     let mut env: IndexMap<String, String> = IndexMap::new();
+    env.extend(launch.into_iter().flat_map(|launch| launch.env.clone()));
     for provider in deps.gateway.providers() {
-        set_provider_variables(provider, ports, &mut env);
+        set_provider_variables(&provider, ports, &mut env);
     }
     if plan.network == NetworkAccess::Proxy {
         let proxy = format!("http://127.0.0.1:{}", ports.proxy);
@@ -101,7 +109,8 @@ pub(crate) fn agent_environment(
     }
     let mut expand = |set: &IndexMap<String, String>| -> Result<()> {
         for (name, value) in set {
-            env.insert(name.clone(), deps.trust.expand(value, &*deps.env, &secrets)?);
+            let value = expand_model_urls(value, ports);
+            env.insert(name.clone(), deps.trust.expand(&value, &*deps.env, &secrets)?);
         }
         Ok(())
     };
@@ -127,9 +136,13 @@ pub(crate) fn agent_environment(
             env.insert("OUBLIETTE_AGENT_CONFIG".into(), value);
         }
     }
+    add_upstreams(deps, &plan.upstreams, ports, &mut env);
     env.insert(SOCKET_ENV.into(), SOCKET_PATH.into());
-    // No local sandbox outlives the server, so the client may hand its streams off.
-    env.insert(HANDOFF_SOCKET_ENV.into(), HANDOFF_SOCKET_PATH.into());
+    // No sandbox that passes descriptors outlives the server, so the client may hand its streams off there.
+    match deps.sandbox.passes_descriptors() {
+        true => drop(env.insert(HANDOFF_SOCKET_ENV.into(), HANDOFF_SOCKET_PATH.into())),
+        false => drop(env.shift_remove(HANDOFF_SOCKET_ENV)),
+    }
     if let Some(key) = minted {
         // A key that the project or the definition sets is kept.
         env.entry(KEY_ENV.into()).or_insert(key);
@@ -145,9 +158,146 @@ pub(crate) fn agent_environment(
     })
 }
 
+/// Maximum number of entries of git's configuration that other variables may set.
+const MAX_GIT_ENTRIES: usize = 1000;
+
+/// Adds where services are, and has git ask them instead of their hosts, in addition to what else its configuration is
+/// given by variables (`GIT_CONFIG_COUNT`).
+fn add_upstreams(
+    deps: &SessionDeps,
+    names: &[String],
+    ports: LoopbackPorts,
+    env: &mut IndexMap<String, String>,
+) {
+    let count = env.get("GIT_CONFIG_COUNT").and_then(|text| text.parse().ok());
+    let given = count.unwrap_or(0).min(MAX_GIT_ENTRIES);
+    let mut next = given;
+    for service in names.iter().filter_map(|name| deps.services.service(name)) {
+        let name = &service.name;
+        let here = format!("http://127.0.0.1:{}/{name}/", ports.model);
+        let variable = name.to_ascii_uppercase().replace(['-', '.'], "_");
+        env.insert(format!("OUBLIETTE_UPSTREAM_{variable}"), here.clone());
+        for url in service.git_urls() {
+            env.insert(format!("GIT_CONFIG_KEY_{next}"), format!("url.{here}.insteadOf"));
+            env.insert(format!("GIT_CONFIG_VALUE_{next}"), url);
+            next += 1;
+        }
+    }
+    if next > given {
+        env.insert("GIT_CONFIG_COUNT".into(), next.to_string());
+    }
+}
+
+/// What stands for the model forwarder's address in a definition: `${model_url:PROVIDER}`.
+const MODEL_URL: &str = "${model_url:";
+
+/// Replaces every `${model_url:PROVIDER}` by the address at which the provider is reached inside the sandbox.
+pub(crate) fn expand_model_urls(text: &str, ports: LoopbackPorts) -> String {
+    let mut pieces = text.split(MODEL_URL);
+    let mut expanded = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        match split_provider(piece) {
+            Some((provider, rest)) => {
+                expanded.push_str(&model_url(provider, ports));
+                expanded.push_str(rest);
+            }
+            None => expanded.extend([MODEL_URL, piece]),
+        }
+    }
+    expanded
+}
+
+/// The provider's name at the start of what follows `${model_url:`, and what follows its brace.
+fn split_provider(piece: &str) -> Option<(&str, &str)> {
+    let is_name = |name: &str| {
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        !name.is_empty() && name.bytes().all(allowed)
+    };
+    piece.split_once('}').filter(|(name, _)| is_name(name))
+}
+
+/// The address of a provider inside the sandbox.
+fn model_url(provider: &str, ports: LoopbackPorts) -> String {
+    format!("http://127.0.0.1:{}/{provider}", ports.model)
+}
+
+/// Checks that every model provider an agent needs is configured and has its key, so that its start is refused at once
+/// instead of failing at its first model request.
+pub(crate) fn check_providers(deps: &SessionDeps, plan: &AgentPlan) -> Result<()> {
+    needed_providers(&plan.entry.definition, plan.network)
+        .into_iter()
+        .try_for_each(|name| check_provider(deps, name))
+}
+
+/// The model providers without which an agent's start is refused: those whose `${model_url:PROVIDER}` it uses, and its
+/// model's, unless its network may be another way to it.
+pub fn needed_providers(definition: &AgentDefinition, network: NetworkAccess) -> Vec<&str> {
+    let mut needed = Vec::new();
+    // With a network of its own an agent may reach its model another way.
+    let only_way = match &definition.runtime {
+        AgentRuntime::Builtin {} => true,
+        AgentRuntime::Acp {
+            env, command, args, ..
+        } => {
+            let texts = env
+                .values()
+                .chain(definition.env.values())
+                .chain(command)
+                .chain(args);
+            needed.extend(texts.flat_map(|text| providers_in(text)));
+            network == NetworkAccess::None
+        }
+    };
+    let of_model = definition
+        .model
+        .as_deref()
+        .and_then(|model| model.split_once('/'));
+    needed.extend(of_model.filter(|_| only_way).map(|(provider, _)| provider));
+    needed
+}
+
+/// The providers whose `${model_url:PROVIDER}` a text contains.
+fn providers_in(text: &str) -> impl Iterator<Item = &str> {
+    let pieces = text.split(MODEL_URL).skip(1);
+    pieces.filter_map(|piece| Some(split_provider(piece)?.0))
+}
+
+fn check_provider(deps: &SessionDeps, name: &str) -> Result<()> {
+    let providers = deps.gateway.providers();
+    let Some(provider) = providers.iter().find(|known| known.name == name) else {
+        let (url, key) = match name {
+            "anthropic" => ("https://api.anthropic.com", "ANTHROPIC_API_KEY"),
+            "openai" => ("https://api.openai.com", "OPENAI_API_KEY"),
+            "gemini" => ("https://generativelanguage.googleapis.com", "GEMINI_API_KEY"),
+            "mistral" => ("https://api.mistral.ai", "MISTRAL_API_KEY"),
+            "openrouter" => ("https://openrouter.ai/api", "OPENROUTER_API_KEY"),
+            _ => ("https://…", "…_API_KEY"),
+        };
+        let bare = name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+        let name = match bare && name.len() <= 100 {
+            true => name.to_owned(),
+            false => oubliette_protocol::id::quoted(name),
+        };
+        return Err(Error::unavailable(format!(
+            "the model provider {name} is not configured; write into oubliette.toml, and send the server SIGHUP or restart it:\n\
+             [providers.{name}]\nbase_url = \"{url}\"\napi_key_env = \"{key}\""
+        )));
+    };
+    match (&provider.api_key, &provider.api_key_env) {
+        (None, Some(variable)) => Err(Error::unavailable(format!(
+            "the model provider {name} has no key: [providers.{name}] api_key_env in oubliette.toml names {variable}, which \
+             is not set in the server's environment; set it there and restart the server"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// The variable in which common agents expect the name of a provider's model.
 fn model_variable(deps: &SessionDeps, provider: &str) -> Option<&'static str> {
-    let provider = deps.gateway.providers().find(|known| known.name == provider)?;
+    let providers = deps.gateway.providers();
+    let provider = providers.iter().find(|known| known.name == provider)?;
     Some(match provider.style {
         AuthStyle::Anthropic => "ANTHROPIC_MODEL",
         AuthStyle::Gemini => "GEMINI_MODEL",
@@ -161,7 +311,7 @@ fn set_provider_variables(
     ports: LoopbackPorts,
     env: &mut IndexMap<String, String>,
 ) {
-    let base = format!("http://127.0.0.1:{}/{}", ports.model, provider.name);
+    let base = model_url(&provider.name, ports);
     let named = |names: &[&str]| names.contains(&provider.name.as_str());
     let (urls, keys): (&[(&str, String)], &[&str]) = match provider.style {
         AuthStyle::Anthropic => (&[("ANTHROPIC_BASE_URL", base)], &["ANTHROPIC_API_KEY"]),
@@ -191,6 +341,21 @@ fn set_provider_variables(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn model_urls_are_replaced_and_named() {
+        let ports = LoopbackPorts {
+            model: 19999,
+            proxy: 19998,
+            tools: 19997,
+        };
+        let text = r#"{"a":"${model_url:openai}/v1","b":"${model_url:x}","c":"${other} ${model_url:"}"#;
+        assert_eq!(
+            expand_model_urls(text, ports),
+            r#"{"a":"http://127.0.0.1:19999/openai/v1","b":"http://127.0.0.1:19999/x","c":"${other} ${model_url:"}"#
+        );
+        assert_eq!(providers_in(text).collect::<Vec<_>>(), ["openai", "x"]);
+    }
 
     #[test]
     fn sandboxes_that_share_a_network_do_not_share_ports() {

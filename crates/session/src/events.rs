@@ -33,7 +33,7 @@ impl Sessions {
     pub async fn events(&self, principal: &Principal, query: EventsQuery) -> Result<EventsReply> {
         check_events_bounds(query.max_events, query.wait)?;
         let row = self.visible_row(principal, &query.session_id).await?;
-        // An ended session logs nothing more, so waiting would be in vain.
+        // An ended session logs nothing more, so there is nothing to wait for.
         let wait = if row.status == SessionStatus::Ended {
             Duration::ZERO
         } else {

@@ -3,11 +3,15 @@
 use std::sync::Arc;
 
 use oubliette_protocol::{Error, Result, Slug, event::SessionStatus};
+use oubliette_sandbox::SandboxGroup;
 use oubliette_store::SessionRow;
 use oubliette_tools::{DebugSink, ToolPlane};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::{agent_plan::AgentPlan, callers::CallerRelay, request::SwitchReply};
+use crate::{
+    agent_plan::AgentPlan, approvals::SessionApprovals, callers::CallerRelay, request::SwitchReply,
+    shown_tools::ShownTools,
+};
 
 /// The parts of a session's row that change while it is in memory.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +22,8 @@ pub(crate) struct LiveState {
     pub(crate) turn: u64,
     /// Why the session's log cannot be written, while it cannot.
     pub(crate) log_error: Option<String>,
+    /// Whether the status `switching` is being written. Others can read it from the log before `status` has it here.
+    pub(crate) switch_beginning: bool,
 }
 
 /// A session in memory: its tool plane, its caller relay, and the channel to its task.
@@ -26,9 +32,13 @@ pub(crate) struct LiveSession {
     pub(crate) row: SessionRow,
     pub(crate) plane: Arc<ToolPlane>,
     pub(crate) callers: Arc<CallerRelay>,
+    pub(crate) approvals: Arc<SessionApprovals>,
     pub(crate) debug: Arc<dyn DebugSink>,
+    pub(crate) shown_tools: Arc<ShownTools>,
     pub(crate) state: watch::Sender<LiveState>,
     pub(crate) commands: mpsc::Sender<TaskCommand>,
+    /// Everything that runs for the session.
+    pub(crate) sandbox_group: SandboxGroup,
 }
 
 impl LiveSession {
@@ -51,7 +61,8 @@ impl LiveSession {
     pub(crate) async fn wait_for_switch(&self) {
         let mut now = self.state.subscribe();
         // The sender lives as long as `self`, so waiting cannot fail.
-        let _ = now.wait_for(|now| now.status != SessionStatus::Switching).await;
+        let is_over = |now: &LiveState| now.status != SessionStatus::Switching && !now.switch_beginning;
+        let _ = now.wait_for(is_over).await;
     }
 }
 
@@ -59,6 +70,8 @@ impl LiveSession {
 pub(crate) enum TaskCommand {
     /// Queue a message; its turn runs after those already queued.
     Message(SubmittedMessage),
+    /// Remove the message that waits for this turn.
+    RemoveQueued(u64, oneshot::Sender<Result<()>>),
     /// Cancel the running turn. The reply is the running or last turn, and whether one was running.
     Cancel(oneshot::Sender<(u64, bool)>),
     /// End the session and stop everything it started.

@@ -1,21 +1,19 @@
 //! [`Sessions`]: the session manager. It brings sessions into memory and passes requests to their tasks.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use futures::{Stream, StreamExt as _, stream};
 use oubliette_protocol::{
-    CatalogId, Error, ErrorCode, JsonObject, Principal, Result, Scope, SessionId, Slug, TokenId,
+    Error, ErrorCode, Principal, Result, SessionId, Slug, TokenId,
     event::{SessionEvent, SessionStatus},
-    tool::{CallResult, ToolList},
 };
-use oubliette_store::{PageRequest, QueuedMessage, SessionFilter, SessionRow};
-use oubliette_tools::{
-    CallContext, CallOrigin, OwnTools, RequestedTool, ToolCallError, ToolPlane, ToolPlaneParts,
-};
+use oubliette_sandbox::SandboxGroup;
+use oubliette_store::{QueuedMessage, SessionRow};
+use oubliette_tools::{OwnTools, ToolPlane, ToolPlaneParts};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -23,15 +21,19 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     agent_plan::AgentPlan,
+    approvals::SessionApprovals,
     callers::{self, CallerRelay, HoldKind, PresenceHold, PresenceKey, presence_tracker::PresenceTracker},
     debug::SessionDebugSink,
     deferred_own_tools::DeferredOwnTools,
+    disk_guard::DiskAlarm,
     live::{LiveSession, LiveState, TaskCommand},
-    ports::{SessionDeps, no_project},
+    ports::SessionDeps,
     processes::SessionEnv,
-    relay_socket::{self, RelaySocket},
-    request::{CancelReply, SessionListQuery, SessionPage, SessionView, SwitchReply},
+    relay_socket::RelaySocket,
+    request::{CancelReply, SessionView, SwitchReply},
+    shown_tools::ShownTools,
     task::SessionTask,
+    usage::{self, SessionMeter, UsageLedger},
 };
 
 /// How many commands may be queued for one session's task.
@@ -45,34 +47,57 @@ pub struct Sessions {
     pub(crate) deps: Arc<SessionDeps>,
     own_tools: Arc<DeferredOwnTools>,
     pub(crate) presence: Arc<PresenceTracker>,
+    usage: Arc<UsageLedger>,
     live: Mutex<HashMap<SessionId, Arc<LiveSession>>>,
-    /// Held while a session is brought into memory, so that it gets only one task.
-    load_lock: tokio::sync::Mutex<()>,
+    /// The trees that this server runs, in a cluster, by the id of their topmost session.
+    pub(crate) adopted: Mutex<HashSet<SessionId>>,
+    /// Held while a session is brought into memory, so that it gets only one task, and while one is deleted.
+    pub(crate) load_lock: tokio::sync::Mutex<()>,
     /// Held from counting a project's sessions until a new one is added, so that the limit holds.
     pub(crate) count_lock: tokio::sync::Mutex<()>,
     tasks: TaskTracker,
     stopping: CancellationToken,
+    /// Cancelled when this server of a cluster has to let go of its sessions as they are.
+    pub(crate) abandoned: CancellationToken,
 }
 
 impl Sessions {
+    /// Replaces the configuration: prices and budgets from now on, timeouts and limits for the next turn, session or call that
+    /// reads them.
+    pub fn set_config(&self, config: crate::SessionConfig) {
+        self.deps.config.store(config);
+    }
+
     /// Creates the manager with no session in memory; [`Sessions::recover`] brings back interrupted ones.
     pub fn new(deps: SessionDeps) -> Arc<Self> {
+        let usage = UsageLedger::new(deps.store.clone(), deps.config.clone());
         let sessions = Arc::new_cyclic(|weak_self| Self {
             weak_self: weak_self.clone(),
             deps: Arc::new(deps),
             own_tools: Arc::default(),
             presence: Arc::default(),
+            usage,
             live: Mutex::default(),
+            adopted: Mutex::default(),
             load_lock: tokio::sync::Mutex::default(),
             count_lock: tokio::sync::Mutex::default(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
+            abandoned: CancellationToken::new(),
         });
+        sessions
+            .tasks
+            .spawn(usage::write_pending(&sessions.usage, sessions.stopping.clone()));
         sessions.tasks.spawn(crate::reload::follow_library(
             sessions.weak_self.clone(),
             sessions.stopping.clone(),
         ));
         sessions
+    }
+
+    /// What all sessions use.
+    pub fn usage(&self) -> &UsageLedger {
+        &self.usage
     }
 
     /// Sets Oubliette's own tools, once, before the first session starts.
@@ -132,19 +157,35 @@ impl Sessions {
         if let Some(live) = self.in_memory(id) {
             return Ok(live);
         }
-        let row = self
-            .deps
-            .store
-            .session_get(id)
-            .await?
-            .ok_or_else(|| no_session(id))?;
-        if row.status == SessionStatus::Ended {
-            return Err(Error::conflict(format!(
-                "session {id} has ended; start a new one"
-            )));
+        let mut row = self.row_to_load(id).await?;
+        let others_waiting = self.adopt(&row.root_id).await?;
+        if self.deps.store.cluster().is_some() {
+            // As recovery has left it.
+            row = self.row_to_load(id).await?;
         }
         let waiting = self.deps.store.queue_list(id).await?;
-        self.spawn_task(row, waiting, false)
+        let live = self.spawn_task(row, waiting, false)?;
+        if others_waiting.iter().any(|other| other != id) {
+            self.start_waiting_soon(others_waiting);
+        }
+        Ok(live)
+    }
+
+    /// The row of a session that is to be brought into memory. `conflict` when it has ended.
+    async fn row_to_load(&self, id: &SessionId) -> Result<SessionRow> {
+        let row = self.deps.store.session_get(id).await?;
+        let row = row.ok_or_else(|| no_session(id))?;
+        match row.status {
+            SessionStatus::Ended => Err(Error::conflict(format!(
+                "session {id} has ended; start a new one"
+            ))),
+            _ => Ok(row),
+        }
+    }
+
+    /// Cancelled when the server begins to stop.
+    pub(crate) fn stopping(&self) -> &CancellationToken {
+        &self.stopping
     }
 
     pub(crate) fn in_memory(&self, id: &SessionId) -> Option<Arc<LiveSession>> {
@@ -171,49 +212,80 @@ impl Sessions {
             return Err(Error::unavailable("the server is stopping"));
         }
         let deps = &self.deps;
+        let config = deps.config.load();
         let id = row.session_id.clone();
-        let debug = SessionDebugSink::new(deps.store.clone(), id.clone());
+        let debug = SessionDebugSink::counting(deps.store.clone(), id.clone());
         let callers = CallerRelay::new(
             id.clone(),
             deps.store.clone(),
             self.presence.clone(),
-            deps.config.relay.clone(),
+            config.relay.clone(),
+        );
+        let meter = SessionMeter::new(self.usage.clone(), deps.store.clone(), &row);
+        let approvals = SessionApprovals::new(
+            id.clone(),
+            row.project_id.clone(),
+            deps.store.clone(),
+            debug.clone(),
+            config.approval_timeout,
         );
         let plane = ToolPlane::new(ToolPlaneParts {
             session_id: id.clone(),
             callers: callers.clone(),
             own: self.own_tools.clone(),
+            approver: approvals.clone(),
             debug: debug.clone(),
+            meter: meter.clone(),
             thread: deps.threads.assign(),
+            buffers: deps
+                .buffers
+                .part("session_buffer_mb", config.session_buffer_bytes),
         });
-        let relay = RelaySocket::bind(&deps.home, &id, deps.door.clone(), deps.sandbox.level())?;
+        let shown_tools = Arc::new(ShownTools::default());
+        let relay = RelaySocket::bind(deps, &id, plane.buffers(), &shown_tools)?;
+        let sandbox_group = SandboxGroup::new(id.as_str(), config.limits.clone());
         let (commands, queue) = mpsc::channel(COMMAND_QUEUE_LEN);
         let now = LiveState {
             status: row.status,
             agent: row.agent.clone(),
             turn: row.turn,
             log_error: None,
+            switch_beginning: false,
         };
         let live = Arc::new(LiveSession {
             row,
             plane: plane.clone(),
             callers,
+            approvals: approvals.clone(),
             debug: debug.clone(),
+            shown_tools: shown_tools.clone(),
             state: watch::Sender::new(now),
             commands,
+            sandbox_group: sandbox_group.clone(),
         });
         let env = SessionEnv {
             deps: deps.clone(),
             session: id.clone(),
             plane,
+            approvals,
             debug,
+            meter,
             socket_dir: relay.dir().to_path_buf(),
-            agent_pid: relay.agent_pid(),
+            sandbox_group,
+            descriptors: relay.descriptors().clone(),
+            shown_tools,
+            disk_alarm: DiskAlarm::new(),
         };
         let left = (waiting, starting_logged);
         let task = SessionTask::new(self.weak_self.clone(), live.clone(), env, relay, queue, left);
         self.live.lock().insert(id, live.clone());
-        self.tasks.spawn(task.run());
+        let abandoned = self.abandoned.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = abandoned.cancelled() => {}
+                () = task.run() => {}
+            }
+        });
         Ok(live)
     }
 
@@ -222,6 +294,14 @@ impl Sessions {
         let mut all = self.live.lock();
         if all.get(id).is_some_and(|known| Arc::ptr_eq(known, live)) {
             all.remove(id);
+        }
+        drop(all);
+        if self.deps.store.cluster().is_some()
+            && !self.stopping.is_cancelled()
+            && let Some(sessions) = self.weak_self.upgrade()
+        {
+            let root = live.row.root_id.clone();
+            tokio::spawn(async move { sessions.release_if_unused(&root).await });
         }
     }
 
@@ -258,66 +338,6 @@ impl Sessions {
         self.get(principal, id).await
     }
 
-    /// Returns a session.
-    pub async fn get(&self, principal: &Principal, id: &SessionId) -> Result<SessionView> {
-        Ok(self.view(self.visible_row(principal, id).await?, principal))
-    }
-
-    /// Lists the sessions a principal may see, newest first.
-    pub async fn list(&self, principal: &Principal, query: SessionListQuery) -> Result<SessionPage> {
-        if let Some(project) = query
-            .project_id
-            .as_ref()
-            .filter(|project| !principal.sees(project))
-        {
-            return Err(no_project(project));
-        }
-        let project = query.project_id.or_else(|| principal.project.clone());
-        let filter = SessionFilter {
-            project,
-            status: query.status,
-            ..SessionFilter::default()
-        };
-        let page = PageRequest {
-            limit: query.limit,
-            cursor: query.cursor,
-        };
-        let rows = self.deps.store.session_list(filter, page).await?;
-        let sessions = rows
-            .items
-            .into_iter()
-            .map(|row| self.view(row, principal))
-            .collect();
-        Ok(SessionPage {
-            sessions,
-            next_cursor: rows.next_cursor,
-        })
-    }
-
-    fn view(&self, row: SessionRow, principal: &Principal) -> SessionView {
-        let shown = principal.scope == Scope::Admin && row.status != SessionStatus::Ended;
-        let live = self.in_memory(&row.session_id);
-        let log_error = live.and_then(|live| live.state.borrow().log_error.clone());
-        let relay_socket = shown.then(|| relay_socket::path(&self.deps.home, &row.session_id));
-        SessionView {
-            session_id: row.session_id,
-            project_id: row.project_id,
-            workspace_id: row.workspace_id,
-            agent: row.agent,
-            status: row.status,
-            reason: log_error.or(row.reason),
-            parent_id: row.parent_id,
-            root_id: row.root_id,
-            depth: row.depth,
-            turn: row.turn,
-            title: row.title,
-            isolation: row.isolation,
-            created_at: row.created_at,
-            updated_at: row.updated_at,
-            relay_socket,
-        }
-    }
-
     /// Replaces a session's agent. An agent that cannot run is refused before anything is stopped.
     pub async fn switch_agent(
         &self,
@@ -327,67 +347,11 @@ impl Sessions {
     ) -> Result<SwitchReply> {
         let live = self.visible_session(principal, id).await?;
         let plan = AgentPlan::resolve(&self.deps, &live.row, agent).await?;
+        crate::processes::check_start(&self.deps, &plan)?;
+        // Before anything is stopped: the running agent keeps working until the program is installed, or if it cannot be.
+        plan.prepare_program(&self.deps).await?;
         live.send_command(|reply| TaskCommand::Switch(Box::new(plan), reply))
             .await?
-    }
-
-    /// Lists the tools of a session, starting its tool servers if needed.
-    pub async fn tool_list(&self, principal: &Principal, id: &SessionId) -> Result<ToolList> {
-        let live = self.visible_session(principal, id).await?;
-        self.ensure_tools(&live).await?;
-        Ok(live.plane.list())
-    }
-
-    /// Calls a tool through the session's tool plane, as the principal, not as the agent.
-    pub async fn tool_call(
-        &self,
-        principal: &Principal,
-        id: &SessionId,
-        tool: String,
-        arguments: JsonObject,
-        ctx: CallContext,
-    ) -> Result<CallResult> {
-        let live = self.visible_session(principal, id).await?;
-        loop {
-            self.ensure_tools(&live).await?;
-            let tool = RequestedTool::ByName(tool.clone());
-            let origin = CallOrigin::Outside(principal.clone());
-            let result = live
-                .plane
-                .call(tool, arguments.clone(), origin, ctx.clone())
-                .await;
-            match result {
-                // The tools were stopped between the check and the call. The call was not dispatched, so it can be
-                // repeated; it waits for the next agent.
-                Err(ToolCallError::NotReady) => {}
-                result => return result.map_err(Error::from),
-            }
-        }
-    }
-
-    /// Restarts one tool server of a session.
-    pub async fn tool_server_restart(
-        &self,
-        principal: &Principal,
-        id: &SessionId,
-        server: &CatalogId,
-    ) -> Result<()> {
-        let live = self.visible_session(principal, id).await?;
-        self.ensure_tools(&live).await?;
-        let context = live
-            .plane
-            .context()
-            .ok_or_else(|| Error::unavailable("the session's tools are not ready"))?;
-        context.restart_server(server).await
-    }
-
-    /// Waits for a running switch to end and makes sure that the agent's tools are installed.
-    async fn ensure_tools(&self, live: &LiveSession) -> Result<()> {
-        live.wait_for_switch().await;
-        match live.plane.context() {
-            Some(_) => Ok(()),
-            None => live.send_command(TaskCommand::PrepareTools).await?,
-        }
     }
 
     /// Answers an open caller tool request.
@@ -399,19 +363,19 @@ impl Sessions {
         result: Option<Value>,
         error: Option<String>,
     ) -> Result<()> {
-        let refused = |refusal: callers::book::AnswerRefusal| {
+        let refused = |refusal: callers::answer_refusal::AnswerRefusal| {
             callers::record_refusal(&self.deps.store, id, request_id, refusal.reason());
         };
         match self.visible_in_memory(principal, id).await {
             Ok(Some(live)) => live.callers.answer(principal, request_id, result, error).await,
             Ok(None) => {
-                refused(callers::book::AnswerRefusal::NotFound);
-                Err(callers::book::AnswerRefusal::NotFound.error())
+                refused(callers::answer_refusal::AnswerRefusal::NotFound);
+                Err(callers::answer_refusal::AnswerRefusal::NotFound.error())
             }
             Err(error) => {
                 // The error does not reveal the session, but its debugger shows the attempt.
                 if self.in_memory(id).is_some() {
-                    refused(callers::book::AnswerRefusal::OtherPrincipal);
+                    refused(callers::answer_refusal::AnswerRefusal::OtherPrincipal);
                 }
                 Err(error)
             }
@@ -435,6 +399,13 @@ impl Sessions {
     /// The last turn a session began, for calls made by its agent; `None` when it is not in memory.
     pub fn current_turn(&self, id: &SessionId) -> Option<u64> {
         self.in_memory(id).map(|live| live.state.borrow().turn)
+    }
+
+    /// The client of a session's agent has shown it these tools.
+    pub fn tools_listed(&self, id: &SessionId, names: Vec<String>) {
+        if let Some(live) = self.in_memory(id) {
+            live.shown_tools.note_listed(names);
+        }
     }
 
     /// Counts a stream, poll or waiting message as presence of its caller until the hold is dropped.
@@ -494,6 +465,9 @@ impl Sessions {
         };
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, stopped).await.is_err() {
             tracing::warn!("sessions did not stop within the shutdown timeout");
+        }
+        if let Err(error) = self.usage.settle().await {
+            tracing::error!(error = %error.for_log(), "writing what sessions used failed; the last of it is lost");
         }
     }
 }

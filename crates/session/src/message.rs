@@ -1,14 +1,15 @@
 //! `session_message`: finds or starts a session, records the tools the caller lends, queues the message.
 
 use oubliette_protocol::{
-    Error, Principal, Result, SessionId, Slug,
+    Error, Principal, Result, SessionId, Slug, WorkspacePolicy,
     caller::full_name,
     event::{EventBody, SessionStatus},
     relay::method,
 };
-use oubliette_store::{PageRequest, ProjectFilter, ProjectRow, SessionRow};
+use oubliette_store::{PageRequest, ProjectFilter, ProjectRow, SessionRow, session_limit_error};
 use std::sync::Arc;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     Sessions,
@@ -25,18 +26,56 @@ const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum length of a session's title, in characters of its first message.
 const MAX_TITLE_CHARS: usize = 80;
 
+/// A message that waits for its turn, or is in it.
+struct AcceptedMessage {
+    turn: u64,
+    status: SessionStatus,
+    /// Gets the turn's text, if it is waited for.
+    outcome: Option<oneshot::Receiver<Result<String>>>,
+}
+
+impl AcceptedMessage {
+    /// The reply: at once, or when the turn has ended or is to be waited for no longer.
+    async fn reply(self, live: &LiveSession, stop_waiting: &CancellationToken) -> Result<MessageReply> {
+        let (session_id, turn) = (live.row.session_id.clone(), self.turn);
+        let Some(outcome) = self.outcome else {
+            return Ok(MessageReply {
+                session_id,
+                turn,
+                status: self.status,
+                text: None,
+            });
+        };
+        let ended = || Error::unavailable("the session ended before the turn did");
+        let text = tokio::select! {
+            biased;
+            outcome = outcome => Some(outcome.map_err(|_| ended())??),
+            () = stop_waiting.cancelled() => None,
+        };
+        Ok(MessageReply {
+            session_id,
+            turn,
+            status: live.status(),
+            text,
+        })
+    }
+}
+
 impl Sessions {
     /// Sends a message to a session, starting one if none is named.
     pub async fn message(&self, request: MessageRequest) -> Result<MessageReply> {
-        self.message_announcing_session(request, None).await
+        self.message_announcing_session(request, None, &CancellationToken::new())
+            .await
     }
 
     /// Like [`Sessions::message`], and sends the session's id before the message is delivered, so that a
-    /// client that waits for the turn can follow its events meanwhile.
+    /// client that waits for the turn can follow its events meanwhile. When `stop_waiting` is cancelled, the reply comes
+    /// before the turn has ended, without its text.
     pub async fn message_announcing_session(
         &self,
         request: MessageRequest,
         announce: Option<oneshot::Sender<SessionId>>,
+        stop_waiting: &CancellationToken,
     ) -> Result<MessageReply> {
         if request.message.trim().is_empty() {
             return Err(Error::invalid("message is empty"));
@@ -61,7 +100,16 @@ impl Sessions {
         // The open request counts as presence of the caller. If this future is dropped, the caller has
         // aborted the request, and dropping the hold marks it absent.
         let hold = self.hold_while_waiting(&request, &live);
-        let reply = self.deliver(request, &live).await;
+        let is_new = request.session_id.is_none();
+        let reply = match self.submit(request, &live).await {
+            Ok(submitted) => submitted.reply(&live, stop_waiting).await,
+            Err(error) => {
+                if is_new {
+                    end_unused(live);
+                }
+                Err(error)
+            }
+        };
         if let Some(hold) = hold {
             hold.answered();
         }
@@ -81,7 +129,8 @@ impl Sessions {
         })
     }
 
-    async fn deliver(&self, request: MessageRequest, live: &Arc<LiveSession>) -> Result<MessageReply> {
+    /// Declares the request's tools and hands its message to the session. An error means that the message was not accepted.
+    async fn submit(&self, request: MessageRequest, live: &LiveSession) -> Result<AcceptedMessage> {
         let MessageRequest {
             principal,
             message,
@@ -113,22 +162,10 @@ impl Sessions {
             })
         };
         let (turn, status) = live.send_command(command).await??;
-        let session_id = live.row.session_id.clone();
-        let Some(outcome) = outcome else {
-            return Ok(MessageReply {
-                session_id,
-                turn,
-                status,
-                text: None,
-            });
-        };
-        let ended = || Error::unavailable("the session ended before the turn did");
-        let text = outcome.await.map_err(|_| ended())??;
-        Ok(MessageReply {
-            session_id,
+        Ok(AcceptedMessage {
             turn,
-            status: live.status(),
-            text: Some(text),
+            status,
+            outcome,
         })
     }
 
@@ -206,6 +243,7 @@ impl Sessions {
             title: Some(title(&request.message)),
             agent_session: None,
             isolation: None,
+            images: None,
         };
         let plan = AgentPlan::resolve(&self.deps, &row, &agent).await?;
         if let Some(declaration) = &request.context {
@@ -219,9 +257,15 @@ impl Sessions {
                 }
             }
         }
+        // A child shares its parent's workspace; what names none else gets one of its own if the project says so.
+        let own = request.workspace == WorkspaceChoice::Default
+            && project.workspaces == WorkspacePolicy::Own
+            && parent
+                .as_ref()
+                .is_none_or(|parent| parent.row.project_id != project.project_id);
         let _counted = self.count_lock.lock().await;
-        self.check_session_limit(&project).await?;
-        if request.workspace == WorkspaceChoice::New {
+        let max_active = self.check_session_limit(&project).await?;
+        if own || request.workspace == WorkspaceChoice::New {
             row.workspace_id = self.deps.workspaces.create(&project.project_id).await?;
         }
         let starting = EventBody::Status {
@@ -231,8 +275,9 @@ impl Sessions {
         self.deps
             .store
             .events()
-            .append_first(row.clone(), vec![starting])
+            .append_first(row.clone(), vec![starting], Some(max_active))
             .await?;
+        self.note_adopted(&row.root_id);
         self.spawn_task(row, Vec::new(), true)
     }
 
@@ -313,20 +358,33 @@ impl Sessions {
         }
     }
 
-    /// Fails when a project has as many active sessions as it may have.
-    async fn check_session_limit(&self, project: &ProjectRow) -> Result<()> {
+    /// Fails when a project has as many active sessions as it may have. Returns how many that are.
+    async fn check_session_limit(&self, project: &ProjectRow) -> Result<u64> {
         let named = project
             .limits
             .get("max_sessions")
             .and_then(serde_json::Value::as_u64);
-        let most = named.unwrap_or(u64::from(self.deps.config.max_sessions));
-        match self.deps.store.session_count_active(&project.project_id).await? < most {
-            true => Ok(()),
-            false => Err(Error::limit_exceeded(format!(
-                "the project has {most} active sessions, its most; end one first"
-            ))),
+        let most = named.unwrap_or(u64::from(self.deps.config.load().max_sessions));
+        match self
+            .deps
+            .store
+            .session_count_active(Some(&project.project_id))
+            .await?
+            < most
+        {
+            true => Ok(most),
+            false => Err(session_limit_error(most)),
         }
     }
+}
+
+/// Ends a new session whose first message was not accepted: whoever sent it knows of none, and it would count as active for
+/// ever. While the database cannot be written, the end is logged as soon as it can be.
+fn end_unused(live: Arc<LiveSession>) {
+    tokio::spawn(async move {
+        // It is refused, or cannot be sent, if the session ends by other means.
+        let _ = live.send_command(TaskCommand::End).await;
+    });
 }
 
 fn title(message: &str) -> String {

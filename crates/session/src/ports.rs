@@ -3,15 +3,16 @@
 use std::{path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
-use oubliette_egress::{EgressProxy, ModelGateway};
+use oubliette_egress::{EgressProxy, ModelGateway, ServiceGateway};
 use oubliette_home::{DefinitionLibrary, HomeDir};
-use oubliette_protocol::{Error, ProjectId, Result, Scope, SessionId, WorkspaceId};
+use oubliette_os::UntrustedSocket;
+use oubliette_programs::ProgramStore;
+use oubliette_protocol::{ByteBudget, Error, ProjectId, Result, Scope, SessionId, WorkspaceId};
 use oubliette_sandbox::SandboxDriver;
 use oubliette_store::{ProjectRow, Store};
-use oubliette_tools::{CallThreads, Environment, Trust};
-use tokio::net::UnixStream;
+use oubliette_tools::{CallThreads, ServerEnvironment, TrustedResources};
 
-use crate::SessionConfig;
+use crate::LiveConfig;
 
 /// Everything a session manager is built from.
 #[derive(Clone)]
@@ -28,22 +29,28 @@ pub struct SessionDeps {
     pub host: Arc<dyn SandboxDriver>,
     /// Forwards model requests of sandboxes to the providers.
     pub gateway: Arc<ModelGateway>,
+    /// Forwards requests of sandboxes to services, with their credential.
+    pub services: Arc<ServiceGateway>,
     /// The HTTP proxy of sandboxes with `network: "proxy"`.
     pub proxy: Arc<EgressProxy>,
     /// Which parts of the host the configuration makes available to agents and tools.
-    pub trust: Arc<Trust>,
+    pub trust: Arc<TrustedResources>,
     /// The server's environment variables, for `${NAME}` in definitions.
-    pub env: Arc<dyn Environment>,
+    pub env: Arc<dyn ServerEnvironment>,
     /// The threads tool calls run on.
     pub threads: Arc<CallThreads>,
     /// Timeouts and limits.
-    pub config: SessionConfig,
+    pub config: LiveConfig,
+    /// What the server may keep in memory for others; each session's budget is part of it.
+    pub buffers: ByteBudget,
     /// Serves connections to relay sockets.
     pub door: Arc<dyn RelayDoor>,
     /// Creates and revokes API keys of sessions.
     pub keys: Arc<dyn KeyMinter>,
     /// Creates workspaces.
     pub workspaces: Arc<dyn WorkspaceMaker>,
+    /// The packages that are installed, for agents and tool servers that are programs.
+    pub program_store: Arc<ProgramStore>,
     /// Where our own programs are on the host.
     pub programs: ProgramPaths,
 }
@@ -73,12 +80,12 @@ pub struct ProgramPaths {
 /// Serves connections to relay sockets. `session` is the session whose socket was connected to; nothing the
 /// peer sends can name another one.
 pub trait RelayDoor: Send + Sync {
-    /// Serves a connection to the relay socket. Must not block.
-    fn accept(&self, session: SessionId, stream: UnixStream);
+    /// Serves a connection to the relay socket. Must not block. What is kept in memory for it is charged to `buffers`.
+    fn accept(&self, session: SessionId, socket: UntrustedSocket, buffers: ByteBudget);
 
     /// Serves a connection over which a client hands off its stdin and stdout. Must not block. Closing the
     /// connection refuses: the client then makes its calls over the relay socket.
-    fn accept_handoff(&self, _session: SessionId, _stream: UnixStream) {}
+    fn accept_handoff(&self, _session: SessionId, _socket: UntrustedSocket) {}
 
     /// Closes every connection of a session, because its agent is being replaced or has ended.
     fn disconnect(&self, _session: &SessionId) {}

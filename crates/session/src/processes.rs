@@ -6,29 +6,40 @@
 use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
+use oubliette_os::DescriptorWorker;
+use oubliette_programs::ProgramLaunch;
 use oubliette_protocol::{
-    Error, Result, SessionId, Slug,
-    agent::{AgentRuntime, NetworkAccess},
+    Error, Result, SessionId,
+    agent::{AgentRuntime, McpTransport, NetworkAccess},
     relay::{HANDOFF_SOCKET_NAME, HANDOFF_SOCKET_PATH, KEY_ENV, SOCKET_PATH},
 };
-use oubliette_sandbox::{BindMount, PortForward, SandboxSpec, SocketMount};
+use oubliette_sandbox::{BindMount, PortForward, SandboxGroup, SandboxSpec, SocketMount};
 use oubliette_tools::{AgentContext, ContextSpec, DebugSink, ServerSetup, ToolPlane};
 use tokio::task::JoinHandle;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     agent_plan::AgentPlan,
-    agent_process::{AgentProcess, AgentStart, Conversation, memory::MemoryHandler},
-    debug::{ContextDebugSink, ModelDebugSink},
+    agent_process::{
+        AgentProcess, AgentStart, Conversation,
+        memory::MemoryHandler,
+        open_permissions::PermissionApprover,
+        permission::PermissionResponder,
+        tools_endpoint::{self, LoopbackEndpoint, ToolsEndpoint},
+    },
+    approvals::SessionApprovals,
+    debug::ContextDebugSink,
+    disk_guard::{DiskAlarm, DiskGuard},
+    egress_sockets::{EgressSockets, MODEL_SOCKET_NAME, PROXY_SOCKET_NAME},
     environment::{self, AgentEnvironment, CONFIG_FILE, LoopbackPorts},
+    home_seed,
     ports::SessionDeps,
-    relay_socket,
+    relay_socket, sandbox_image,
+    shown_tools::ShownTools,
+    start_hints,
+    usage::SessionMeter,
 };
 
 const MODEL_SOCKET: &str = "/run/oubliette/model.sock";
@@ -41,11 +52,20 @@ pub(crate) struct SessionEnv {
     pub(crate) deps: Arc<SessionDeps>,
     pub(crate) session: SessionId,
     pub(crate) plane: Arc<ToolPlane>,
+    pub(crate) approvals: Arc<SessionApprovals>,
     pub(crate) debug: Arc<dyn DebugSink>,
+    /// What the session uses.
+    pub(crate) meter: Arc<SessionMeter>,
     /// The session's socket directory.
     pub(crate) socket_dir: PathBuf,
-    /// The agent's process id, read by the relay socket to decide who may connect; 0 while there is none.
-    pub(crate) agent_pid: Arc<AtomicU32>,
+    /// The group of all sandboxes of the session, which share its limits.
+    pub(crate) sandbox_group: SandboxGroup,
+    /// The thread that closes what comes from the session's sandboxes.
+    pub(crate) descriptors: DescriptorWorker,
+    /// Which tools the running agent has been shown.
+    pub(crate) shown_tools: Arc<ShownTools>,
+    /// Raised when the session exceeds its disk limit.
+    pub(crate) disk_alarm: DiskAlarm,
 }
 
 /// The running parts of a session. The tool servers belong to the context installed in the tool plane.
@@ -53,18 +73,23 @@ pub(crate) struct SessionProcesses {
     pub(crate) plan: AgentPlan,
     pub(crate) agent: Option<AgentProcess>,
     egress: EgressSockets,
+    /// Watches the disk as long as anything runs.
+    _disk_guard: DiskGuard,
 }
 
 impl SessionProcesses {
     /// Starts the tools without the agent, for calls from outside while the session is idle.
     pub(crate) async fn start_tools(env: &SessionEnv, plan: AgentPlan) -> Result<Self> {
+        sandbox_image::prepare(env, &plan).await?;
         let egress = EgressSockets::open(env, &plan)?;
-        let context = build_context(env, &plan).await?;
+        let disk_guard = DiskGuard::start(env, &plan);
+        let context = build_context(env, &plan, &egress).await?;
         env.plane.install(context);
         Ok(Self {
             plan,
             agent: None,
             egress,
+            _disk_guard: disk_guard,
         })
     }
 
@@ -74,8 +99,14 @@ impl SessionProcesses {
         plan: AgentPlan,
         before: Option<&Conversation>,
     ) -> Result<Self> {
+        check_start(&env.deps, &plan)?;
+        sandbox_image::prepare(env, &plan).await?;
         let egress = EgressSockets::open(env, &plan)?;
-        let (context, agent) = tokio::join!(build_context(env, &plan), spawn_and_initialize(env, &plan));
+        let disk_guard = DiskGuard::start(env, &plan);
+        let (context, agent) = tokio::join!(
+            build_context(env, &plan, &egress),
+            spawn_and_initialize(env, &plan)
+        );
         let (context, mut agent) = match (context, agent) {
             (Ok(context), Ok(agent)) => (context, agent),
             (Ok(context), Err(error)) => {
@@ -89,7 +120,7 @@ impl SessionProcesses {
             (Err(error), Err(_)) => return Err(error),
         };
         env.plane.install(context);
-        if let Err(error) = agent.open_conversation(before, &env.deps.config).await {
+        if let Err(error) = agent.open_conversation(before, &env.deps.config.load()).await {
             agent.stop().await;
             env.tear_down_tools().await;
             return Err(error);
@@ -98,6 +129,7 @@ impl SessionProcesses {
             plan,
             agent: Some(agent),
             egress,
+            _disk_guard: disk_guard,
         })
     }
 
@@ -107,8 +139,10 @@ impl SessionProcesses {
         plan: &AgentPlan,
         before: Option<&Conversation>,
     ) -> Result<AgentProcess> {
+        check_start(&env.deps, plan)?;
+        sandbox_image::prepare(env, plan).await?;
         let mut agent = spawn_and_initialize(env, plan).await?;
-        match agent.open_conversation(before, &env.deps.config).await {
+        match agent.open_conversation(before, &env.deps.config.load()).await {
             Ok(()) => Ok(agent),
             Err(error) => {
                 agent.stop().await;
@@ -117,9 +151,10 @@ impl SessionProcesses {
         }
     }
 
-    /// Applies an edited definition: tools at once and in place, everything else when the agent is next started.
+    /// Applies an edited definition: tools and the hosts it may reach at once and in place, everything else when the
+    /// agent is next started.
     pub(crate) fn apply_edit(&mut self, env: &SessionEnv, plan: AgentPlan) -> Result<()> {
-        self.egress.ensure(env, &plan)?;
+        self.egress.apply(&plan)?;
         if let Some(context) = env.plane.context() {
             let servers = context.apply(
                 plan.entry.definition.clone(),
@@ -143,11 +178,16 @@ impl SessionProcesses {
 }
 
 impl SessionEnv {
-    /// Takes the context out of the tool plane, if there is one, and stops its tool servers. Also needed when
-    /// a start was interrupted after the context was installed.
+    /// Takes the context out of the tool plane, if there is one, and stops its tool servers; calls that wait for
+    /// approval are cancelled. Also needed when a start was interrupted after the context was installed.
     pub(crate) async fn tear_down_tools(&self) {
-        if let Some(context) = self.plane.uninstall() {
+        const REASON: &str = "the agent's tools were stopped";
+        let context = self.plane.uninstall();
+        self.approvals.cancel_all(REASON).await;
+        if let Some(context) = context {
             context.teardown().await;
+            // A call that had the context already may have asked meanwhile.
+            self.approvals.cancel_all(REASON).await;
         }
     }
 }
@@ -179,14 +219,18 @@ impl Drop for ContextBuild {
     }
 }
 
-async fn build_context(env: &SessionEnv, plan: &AgentPlan) -> Result<Arc<AgentContext>> {
+async fn build_context(
+    env: &SessionEnv,
+    plan: &AgentPlan,
+    egress: &EgressSockets,
+) -> Result<Arc<AgentContext>> {
     let deps = &env.deps;
+    env.sandbox_group.set_limits(&plan.limits);
     let entries = deps.store.memory_len(&env.session, plan.agent()).await?;
     let debug = Arc::new(ContextDebugSink {
         inner: env.debug.clone(),
         entries,
     });
-    let proxy = env.socket_dir.join("proxy.sock");
     let spec = ContextSpec {
         session_id: env.session.clone(),
         definition: plan.entry.definition.clone(),
@@ -201,10 +245,14 @@ async fn build_context(env: &SessionEnv, plan: &AgentPlan) -> Result<Arc<AgentCo
             host: deps.host.clone(),
             trust: deps.trust.clone(),
             limits: plan.limits.clone(),
+            group: Some(env.sandbox_group.clone()),
             env: deps.env.clone(),
             debug,
-            proxy_socket: Some(proxy),
+            programs: Some(deps.program_store.clone()),
+            caches: Some(deps.home.caches_dir(&plan.project.project_id)),
+            proxy: Some(egress.tool_proxies()),
             thread: env.plane.thread().clone(),
+            buffers: env.plane.buffers().clone(),
         },
     };
     ContextBuild(Some(tokio::spawn(AgentContext::build(spec))))
@@ -212,9 +260,26 @@ async fn build_context(env: &SessionEnv, plan: &AgentPlan) -> Result<Arc<AgentCo
         .await
 }
 
+/// How the agent is given its tools.
+fn mcp_transport(plan: &AgentPlan) -> McpTransport {
+    match plan.entry.definition.runtime {
+        AgentRuntime::Builtin {} => McpTransport::Stdio,
+        AgentRuntime::Acp { mcp_transport, .. } => mcp_transport,
+    }
+}
+
+/// Refuses an agent whose start is known to fail, before anything is started.
+pub(crate) fn check_start(deps: &SessionDeps, plan: &AgentPlan) -> Result<()> {
+    environment::check_providers(deps, plan)?;
+    tools_endpoint::check_level(mcp_transport(plan), deps.sandbox.level())?;
+    start_hints::check_package_runner(&plan.entry.definition, plan.network)
+}
+
 /// Starts the agent's process and sends it ACP's `initialize`.
 async fn spawn_and_initialize(env: &SessionEnv, plan: &AgentPlan) -> Result<AgentProcess> {
     let deps = &env.deps;
+    let launch = plan.prepare_program(deps).await?;
+    env.sandbox_group.set_limits(&plan.limits);
     let minted = match plan.project.api_key_scope {
         Some(scope) => Some(
             deps.keys
@@ -224,31 +289,72 @@ async fn spawn_and_initialize(env: &SessionEnv, plan: &AgentPlan) -> Result<Agen
         None => None,
     };
     let ports = LoopbackPorts::choose(plan.network, deps.sandbox.level())?;
-    let variables = environment::agent_environment(deps, plan, ports, minted)?;
+    let variables = environment::agent_environment(deps, plan, launch.as_ref(), ports, minted)?;
     if let Some((_, key)) = variables.client.iter().find(|(name, _)| name == KEY_ENV) {
         env.plane.hide_secret(key);
     }
-    let home = agent_home(deps, &env.session, plan.agent())?;
+    let home = agent_home(deps, &env.session, plan, ports)?;
     if let Some(config) = &variables.config_file {
-        std::fs::write(home.join(CONFIG_FILE), config).map_err(Error::internal)?;
+        // An agent that ran here before may have left a link in its place.
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        oubliette_os::replace_file(&home, CONFIG_FILE, config.as_bytes(), mode).map_err(Error::internal)?;
     }
+    let client_env = variables.client.clone();
+    let mut spec = sandbox_spec(env, plan, launch, ports, variables, &home);
+    for word in &mut spec.argv {
+        *word = environment::expand_model_urls(word, ports);
+    }
+    let argv = spec.argv.clone();
+    let tools_endpoint = match mcp_transport(plan) {
+        McpTransport::Stdio => ToolsEndpoint::Stdio(client_env),
+        McpTransport::Http => {
+            let http = LoopbackEndpoint::new(ports.tools);
+            env.plane.hide_secret(http.token());
+            http.wrap(&mut spec);
+            ToolsEndpoint::Http(http)
+        }
+    };
     let start = AgentStart {
-        permissions: plan.entry.definition.permissions,
-        memory: MemoryHandler::new(deps.store.clone(), env.session.clone(), plan.agent().clone()),
-        client_env: variables.client.clone(),
+        permission_approver: PermissionApprover {
+            approvals: env.approvals.clone(),
+            plane: env.plane.clone(),
+            agent: plan.agent().clone(),
+            debug: env.debug.clone(),
+        },
+        permissions: PermissionResponder::new(
+            plan.entry.definition.permissions,
+            plan.agent().clone(),
+            env.debug.clone(),
+            env.plane.clone(),
+            env.shown_tools.clone(),
+        ),
+        memory: MemoryHandler::new(
+            deps.store.clone(),
+            env.session.clone(),
+            plan.agent().clone(),
+            env.plane.buffers().clone(),
+        ),
+        tools_endpoint,
         instructions: match plan.entry.definition.runtime {
             AgentRuntime::Builtin {} => None,
             AgentRuntime::Acp { .. } => Some(plan.entry.definition.prompt.clone()),
         },
-        spec: sandbox_spec(env, plan, ports, variables, &home),
+        spec,
     };
-    let mut agent = AgentProcess::spawn(&deps.sandbox, start, deps.config.agent_output.clone()).await?;
-    env.agent_pid.store(agent.pid(), Ordering::Relaxed);
-    match agent.initialize(&deps.config).await {
+    env.shown_tools.reset();
+    let (limits, buffers) = (
+        deps.config.load().agent_output.clone(),
+        env.plane.buffers().clone(),
+    );
+    let explained = |error| start_hints::explain(error, &argv, plan);
+    let mut agent = AgentProcess::spawn(&deps.sandbox, start, limits, buffers)
+        .await
+        .map_err(explained)?;
+    match agent.initialize(&deps.config.load()).await {
         Ok(()) => Ok(agent),
         Err(error) => {
             agent.stop().await;
-            Err(error)
+            Err(explained(error))
         }
     }
 }
@@ -256,6 +362,7 @@ async fn spawn_and_initialize(env: &SessionEnv, plan: &AgentPlan) -> Result<Agen
 fn sandbox_spec(
     env: &SessionEnv,
     plan: &AgentPlan,
+    launch: Option<ProgramLaunch>,
     ports: LoopbackPorts,
     variables: AgentEnvironment,
     home: &Path,
@@ -266,20 +373,31 @@ fn sandbox_spec(
             vec![AGENT_PROGRAM.to_owned()],
             vec![BindMount::read_only(&deps.programs.agent, AGENT_PROGRAM)],
         ),
-        AgentRuntime::Acp { command, .. } => (command.clone(), Vec::new()),
+        AgentRuntime::Acp { command, args, .. } => {
+            let (mut argv, mounts) = match launch {
+                Some(launch) => (launch.argv, launch.mounts),
+                None => (command.clone(), Vec::new()),
+            };
+            argv.extend(args.iter().cloned());
+            (argv, mounts)
+        }
     };
     mounts.extend(plan.read_only.iter().cloned());
     let mut sockets = vec![
         SocketMount::new(relay_socket::path(&deps.home, &env.session), SOCKET_PATH),
-        SocketMount::new(env.socket_dir.join(HANDOFF_SOCKET_NAME), HANDOFF_SOCKET_PATH),
-        SocketMount::new(env.socket_dir.join("model.sock"), MODEL_SOCKET),
+        SocketMount::new(env.socket_dir.join(MODEL_SOCKET_NAME), MODEL_SOCKET),
     ];
+    if deps.sandbox.passes_descriptors() {
+        let handoff = env.socket_dir.join(HANDOFF_SOCKET_NAME);
+        sockets.push(SocketMount::new(handoff, HANDOFF_SOCKET_PATH));
+    }
     let mut forwards = vec![PortForward {
         port: ports.model,
         socket: MODEL_SOCKET.into(),
     }];
     if plan.network == NetworkAccess::Proxy {
-        sockets.push(SocketMount::new(env.socket_dir.join("proxy.sock"), PROXY_SOCKET));
+        let proxy = env.socket_dir.join(PROXY_SOCKET_NAME);
+        sockets.push(SocketMount::new(proxy, PROXY_SOCKET));
         forwards.push(PortForward {
             port: ports.proxy,
             socket: PROXY_SOCKET.into(),
@@ -300,55 +418,39 @@ fn sandbox_spec(
             NetworkAccess::Host => oubliette_sandbox::SandboxNetwork::Host,
         },
         limits: plan.limits.clone(),
+        group: Some(env.sandbox_group.clone()),
         ..SandboxSpec::new(env.session.as_str(), argv)
     }
 }
 
-/// Creates the agent's home directory in this session. It is mounted into this agent's sandbox only.
-fn agent_home(deps: &SessionDeps, session: &SessionId, agent: &Slug) -> Result<PathBuf> {
-    let dir = deps.home.session_dir(session).join("homes").join(agent.as_str());
-    std::fs::create_dir_all(&dir).map_err(Error::internal)?;
-    for private in [deps.home.session_dir(session), dir.clone()] {
-        std::fs::set_permissions(private, std::fs::Permissions::from_mode(0o700)).map_err(Error::internal)?;
-    }
-    Ok(dir)
-}
-
-/// The sockets through which a session's sandboxes reach model providers and the HTTP proxy. Served until
-/// this is dropped.
-struct EgressSockets {
-    stop: CancellationToken,
-    /// Whether the proxy's socket is bound. That happens only when something needs it, because without a mount
-    /// namespace a socket cannot be hidden from the agent.
-    proxy_open: bool,
-    _stop_when_dropped: DropGuard,
-}
-
-impl EgressSockets {
-    fn open(env: &SessionEnv, plan: &AgentPlan) -> Result<Self> {
-        let stop = CancellationToken::new();
-        let model = relay_socket::bind(&env.socket_dir.join("model.sock"))?;
-        let sink = Arc::new(ModelDebugSink {
-            inner: env.debug.clone(),
-            agent: plan.agent().clone(),
-        });
-        tokio::spawn(env.deps.gateway.clone().serve(model, sink, stop.clone()));
-        let mut sockets = Self {
-            _stop_when_dropped: stop.clone().drop_guard(),
-            stop,
-            proxy_open: false,
-        };
-        sockets.ensure(env, plan)?;
-        Ok(sockets)
-    }
-
-    /// Binds the proxy's socket if the plan needs it and it is not bound yet.
-    fn ensure(&mut self, env: &SessionEnv, plan: &AgentPlan) -> Result<()> {
-        if plan.needs_proxy() && !self.proxy_open {
-            let proxy = relay_socket::bind(&env.socket_dir.join("proxy.sock"))?;
-            tokio::spawn(env.deps.proxy.clone().serve(proxy, self.stop.clone()));
-            self.proxy_open = true;
+/// Creates the agent's home directory in this session, with a copy of the definition's `home/`. It is mounted into this
+/// agent's sandbox only. Nothing is copied into a directory that exists already: the agent may have changed it, and put
+/// links there.
+fn agent_home(
+    deps: &SessionDeps,
+    session: &SessionId,
+    plan: &AgentPlan,
+    ports: LoopbackPorts,
+) -> Result<PathBuf> {
+    let session_dir = deps.home.session_dir(session);
+    let homes = session_dir.join("homes");
+    let dir = homes.join(plan.agent().as_str());
+    let private = || std::fs::Permissions::from_mode(0o700);
+    std::fs::create_dir_all(&homes).map_err(Error::internal)?;
+    std::fs::set_permissions(&session_dir, private()).map_err(Error::internal)?;
+    if !dir.is_dir() {
+        // Renamed when it is complete, so that a start that was interrupted leaves no half of it.
+        let incomplete = homes.join(format!(".{}", plan.agent()));
+        if incomplete.exists() {
+            oubliette_os::remove_tree_blocking(&incomplete).map_err(Error::internal)?;
         }
-        Ok(())
+        std::fs::create_dir(&incomplete).map_err(Error::internal)?;
+        let seeds = deps.library.home_files(&plan.entry)?;
+        home_seed::write(&incomplete, &seeds, |text| {
+            environment::expand_model_urls(text, ports)
+        })?;
+        std::fs::rename(&incomplete, &dir).map_err(Error::internal)?;
     }
+    std::fs::set_permissions(&dir, private()).map_err(Error::internal)?;
+    Ok(dir)
 }

@@ -1,6 +1,11 @@
-//! Recovery after a start: ends in the log what was running when the server stopped or was killed.
+//! Recovery after a start, and in a cluster after another server's death: ends in the log what was running when the server
+//! stopped or was killed.
 
-use std::{collections::BTreeSet, time::SystemTime};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
 
 use oubliette_protocol::{
     ErrorCode, RequestId, Result, SessionId,
@@ -10,14 +15,25 @@ use oubliette_store::{SessionPatch, SessionRow};
 
 use crate::{Sessions, events::MAX_EVENTS};
 
+/// How old an unfinished write of a server that is gone has to be.
+const UNFINISHED_WRITE_AGE: Duration = Duration::from_secs(120);
+
 impl Sessions {
     /// Recovers every interrupted session. A turn that was running is logged as an error, open caller requests
-    /// as disconnected, and the session becomes idle. Messages that were accepted but not begun are run now,
+    /// as disconnected, pending approvals as cancelled, and the session becomes idle. Messages that were accepted but not begun are run now,
     /// in order, because their senders were told that they would be. Sockets and directories of sessions that
     /// no longer exist are removed. Call it once, before the first request.
+    ///
+    /// In a cluster only the leftovers are removed here; [`Sessions::take_over_left_trees`] recovers what no server runs.
     pub async fn recover(&self) -> Result<()> {
         let since = SystemTime::now();
         self.remove_leftovers().await;
+        if self.deps.store.cluster().is_some() {
+            return Ok(());
+        }
+        for session in self.deps.store.approvals_pending_sessions().await? {
+            self.cancel_left_approvals(&session).await?;
+        }
         let mut workspaces = BTreeSet::new();
         for row in self.deps.store.sessions_interrupted().await? {
             let id = row.session_id.clone();
@@ -28,12 +44,7 @@ impl Sessions {
                 tracing::error!(session = %id, error = %error.for_log(), "recovering a session failed");
             }
         }
-        // In the background, because a workspace may have a million files.
-        tokio::task::spawn_blocking(move || {
-            for workspace in workspaces {
-                oubliette_tools::builtin::remove_unfinished_writes(&workspace, since);
-            }
-        });
+        remove_unfinished_writes(workspaces, since);
         for id in self.deps.store.queue_sessions().await? {
             match self.load(&id).await {
                 Ok(_) => {}
@@ -46,6 +57,38 @@ impl Sessions {
             }
         }
         Ok(())
+    }
+
+    /// Recovers the sessions of a tree that this server has just claimed. Returns those that have messages left to run.
+    pub(crate) async fn recover_tree(&self, root: &SessionId) -> Result<Vec<SessionId>> {
+        let mut workspaces = BTreeSet::new();
+        let mut waiting = Vec::new();
+        for row in self.deps.store.session_tree(root).await? {
+            let id = row.session_id.clone();
+            self.deps.store.events().forget_size(&id);
+            self.cancel_left_approvals(&id).await?;
+            // Whoever holds a key of it runs on a server that is gone, or is being stopped.
+            self.deps.store.tokens_revoke_of_session(&id).await?;
+            let has_messages = !self.deps.store.queue_list(&id).await?.is_empty();
+            if !row.status.is_active() {
+                if has_messages {
+                    match row.status {
+                        SessionStatus::Ended => self.deps.store.queue_drop(&id, None).await?,
+                        _ => waiting.push(id),
+                    }
+                }
+                continue;
+            }
+            workspaces.insert(self.deps.home.workspace_dir(&row.project_id, &row.workspace_id));
+            self.recover_one(row).await?;
+            if has_messages {
+                waiting.push(id);
+            }
+        }
+        // Another server may be writing in a workspace that it shares: only what is older than any write is left over.
+        let since = SystemTime::now() - UNFINISHED_WRITE_AGE;
+        remove_unfinished_writes(workspaces, since);
+        Ok(waiting)
     }
 
     async fn recover_one(&self, row: SessionRow) -> Result<()> {
@@ -149,18 +192,39 @@ impl Sessions {
         let sockets = self.deps.home.sockets_dir().to_path_buf();
         for (id, path) in session_entries(&sockets) {
             tracing::debug!(session = %id, "removing a leftover socket directory");
-            remove(&path);
+            // No agent can write there, so it is small.
+            if let Err(error) = oubliette_os::remove_tree_blocking(&path) {
+                tracing::warn!(%error, path = %path.display(), "removing a leftover socket directory failed");
+            }
         }
+        self.deps.home.remove_discarded();
+        let mut left = Vec::new();
         for (id, path) in session_entries(&self.deps.home.sessions_dir()) {
             match self.deps.store.session_get(&id).await {
                 Ok(Some(row)) if row.status != SessionStatus::Ended => {}
-                Ok(_) => remove(&path),
+                Ok(_) => left.push(path),
                 Err(error) => {
                     tracing::warn!(session = %id, %error, "looking up a session failed; its directory is kept")
                 }
             }
         }
+        // In the background, because they may have a million files.
+        let home = self.deps.home.clone();
+        tokio::spawn(async move {
+            for path in left {
+                home.discard(&path).await;
+            }
+        });
     }
+}
+
+/// Removes what interrupted writes left in workspaces, in the background, because a workspace may have a million files.
+fn remove_unfinished_writes(workspaces: BTreeSet<PathBuf>, since: SystemTime) {
+    tokio::task::spawn_blocking(move || {
+        for workspace in workspaces {
+            oubliette_tools::builtin::remove_unfinished_writes(&workspace, since);
+        }
+    });
 }
 
 /// The entries of a directory that are named after sessions.
@@ -169,10 +233,4 @@ fn session_entries(dir: &std::path::Path) -> Vec<(SessionId, std::path::PathBuf)
     entries
         .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
         .collect()
-}
-
-fn remove(path: &std::path::Path) {
-    if let Err(error) = std::fs::remove_dir_all(path) {
-        tracing::warn!(%error, path = %path.display(), "removing a leftover directory failed");
-    }
 }

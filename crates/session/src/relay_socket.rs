@@ -3,23 +3,28 @@
 //!
 //! A connection is identified by the socket it came over: whoever can connect acts as the session. With a
 //! mount namespace only this session's sandbox sees the socket. Without one (Landlock cannot hide a Unix
-//! socket), the peer must be a process of this session's sandbox.
+//! socket), the sandbox driver says whether the peer is a process of a sandbox that was given the socket.
 
 use std::{
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
+use oubliette_egress::SandboxListener;
 use oubliette_home::HomeDir;
-use oubliette_protocol::{Error, Result, SessionId, relay::HANDOFF_SOCKET_NAME};
-use oubliette_sandbox::IsolationLevel;
-use tokio::net::{UnixListener, UnixStream};
+use oubliette_os::{DescriptorWorker, PassedDescriptors, UntrustedListener, UntrustedSocket};
+use oubliette_protocol::{ByteBudget, Error, Result, SessionId, relay::HANDOFF_SOCKET_NAME};
+use oubliette_sandbox::SandboxDriver;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::ports::RelayDoor;
+use crate::{
+    ports::{RelayDoor, SessionDeps},
+    shown_tools::ShownTools,
+};
 
 /// The file name of the relay socket in the session's socket directory.
 const RELAY_SOCKET_NAME: &str = "relay.sock";
@@ -27,8 +32,7 @@ const RELAY_SOCKET_NAME: &str = "relay.sock";
 /// The bound sockets of one session. Dropping it stops listening; [`RelaySocket::remove`] also removes the files.
 pub(crate) struct RelaySocket {
     dir: PathBuf,
-    /// The agent's process id on the host; 0 while there is none.
-    agent_pid: Arc<AtomicU32>,
+    descriptors: DescriptorWorker,
     _listening: DropGuard,
 }
 
@@ -39,25 +43,28 @@ pub(crate) fn path(home: &HomeDir, session: &SessionId) -> PathBuf {
 
 impl RelaySocket {
     pub(crate) fn bind(
-        home: &HomeDir,
+        deps: &SessionDeps,
         session: &SessionId,
-        door: Arc<dyn RelayDoor>,
-        level: IsolationLevel,
+        buffers: &ByteBudget,
+        shown_tools: &Arc<ShownTools>,
     ) -> Result<Self> {
-        let dir = home.create_socket_dir(session)?;
+        let dir = deps.home.create_socket_dir(session)?;
         let stop = CancellationToken::new();
-        let agent = Arc::new(AtomicU32::new(0));
-        for (name, what) in [
-            (RELAY_SOCKET_NAME, SocketKind::Relay),
-            (HANDOFF_SOCKET_NAME, SocketKind::Handoff),
+        let descriptors = DescriptorWorker::default();
+        for (name, what, passed) in [
+            (RELAY_SOCKET_NAME, SocketKind::Relay, PassedDescriptors::Refused),
+            (
+                HANDOFF_SOCKET_NAME,
+                SocketKind::Handoff,
+                PassedDescriptors::Expected,
+            ),
         ] {
             let listening = SocketListener {
-                listener: bind(&dir.join(name))?,
+                socket: SessionSocket::bind(deps, session, dir.join(name), passed, &descriptors)?,
                 kind: what,
-                session: session.clone(),
-                door: door.clone(),
-                level,
-                agent_pid: agent.clone(),
+                door: deps.door.clone(),
+                buffers: buffers.clone(),
+                shown_tools: shown_tools.clone(),
             };
             let stop = stop.clone();
             tokio::spawn(async move {
@@ -69,9 +76,14 @@ impl RelaySocket {
         }
         Ok(Self {
             dir,
-            agent_pid: agent,
+            descriptors,
             _listening: stop.drop_guard(),
         })
+    }
+
+    /// The thread that closes what comes from the session's sandboxes.
+    pub(crate) fn descriptors(&self) -> &DescriptorWorker {
+        &self.descriptors
     }
 
     /// The session's socket directory.
@@ -79,23 +91,74 @@ impl RelaySocket {
         &self.dir
     }
 
-    /// The cell for the agent's process id. Without a mount namespace only this process and its descendants
-    /// may connect.
-    pub(crate) fn agent_pid(&self) -> Arc<AtomicU32> {
-        self.agent_pid.clone()
-    }
-
     /// Stops listening and removes the socket directory.
     pub(crate) fn remove(self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+        if let Err(error) = oubliette_os::remove_tree_blocking(&self.dir) {
             tracing::debug!(%error, dir = %self.dir.display(), "removing a socket directory failed");
         }
     }
 }
 
-/// Binds a socket that only its owner may connect to (mode 0600), replacing a leftover file.
-pub(crate) fn bind(path: &Path) -> Result<UnixListener> {
-    oubliette_os::bind_private_socket(path).map_err(Error::internal)
+/// A bound socket of a session, which only processes of sandboxes that were given it may use.
+pub(crate) struct SessionSocket {
+    listener: UntrustedListener,
+    peers: SocketPeerCheck,
+}
+
+struct SocketPeerCheck {
+    session: SessionId,
+    path: PathBuf,
+    sandbox: Arc<dyn SandboxDriver>,
+    /// Connections refused so far.
+    refused: AtomicU64,
+}
+
+impl SessionSocket {
+    /// Binds a socket that only its owner may connect to (mode 0600), replacing a leftover file.
+    pub(crate) fn bind(
+        deps: &SessionDeps,
+        session: &SessionId,
+        path: PathBuf,
+        passed: PassedDescriptors,
+        descriptors: &DescriptorWorker,
+    ) -> Result<Self> {
+        Ok(Self {
+            listener: UntrustedListener::bind(&path, passed, descriptors.clone()).map_err(Error::internal)?,
+            peers: SocketPeerCheck {
+                session: session.clone(),
+                path,
+                sandbox: deps.sandbox.clone(),
+                refused: AtomicU64::new(0),
+            },
+        })
+    }
+
+    /// The same socket, to be served by the model gateway or the proxy.
+    pub(crate) fn into_egress(self) -> SandboxListener {
+        let peers = self.peers;
+        SandboxListener::new(self.listener, move |socket| peers.admits(socket))
+    }
+}
+
+impl SocketPeerCheck {
+    fn admits(&self, socket: &UntrustedSocket) -> bool {
+        if self.sandbox.may_connect(&self.path, socket.as_fd()) {
+            return true;
+        }
+        // Fewer and fewer lines: whoever tries without end must not fill the log.
+        let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        if refused.is_power_of_two() {
+            let peer = socket.peer_pid();
+            tracing::warn!(
+                session = %self.session,
+                socket = %self.path.display(),
+                ?peer,
+                refused,
+                "connection refused: the peer is not a process of a sandbox that was given this socket"
+            );
+        }
+        false
+    }
 }
 
 /// The protocol spoken on a socket.
@@ -106,83 +169,39 @@ enum SocketKind {
 }
 
 struct SocketListener {
-    listener: UnixListener,
+    socket: SessionSocket,
     kind: SocketKind,
-    session: SessionId,
     door: Arc<dyn RelayDoor>,
-    level: IsolationLevel,
-    agent_pid: Arc<AtomicU32>,
+    buffers: ByteBudget,
+    shown_tools: Arc<ShownTools>,
 }
 
 impl SocketListener {
     async fn serve(self) {
         loop {
-            match self.listener.accept().await {
-                Ok((stream, _)) => self.accept(stream),
+            match self.socket.listener.accept().await {
+                Ok(socket) => self.accept(socket),
                 Err(error) => {
                     // Usually out of file descriptors: wait until some are closed instead of spinning.
-                    tracing::warn!(session = %self.session, %error, "accepting a relay connection failed");
+                    tracing::warn!(session = %self.socket.peers.session, %error, "accepting a relay connection failed");
                     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
                 }
             }
         }
     }
 
-    fn accept(&self, stream: UnixStream) {
-        let peer = stream
-            .peer_cred()
-            .ok()
-            .and_then(|cred| cred.pid())
-            .and_then(|pid| u32::try_from(pid).ok());
-        let ours = || peer.is_some_and(|pid| descends_from(pid, self.agent_pid.load(Ordering::Relaxed)));
-        if self.level == IsolationLevel::Landlock && !ours() {
-            let session = &self.session;
-            tracing::warn!(%session, ?peer, "relay connection refused: the peer is not a process of the session's sandbox");
+    fn accept(&self, socket: UntrustedSocket) {
+        let peers = &self.socket.peers;
+        if !peers.admits(&socket) {
             return;
         }
         match self.kind {
-            SocketKind::Relay => self.door.accept(self.session.clone(), stream),
-            SocketKind::Handoff => self.door.accept_handoff(self.session.clone(), stream),
+            SocketKind::Relay => {
+                self.shown_tools.note_connected();
+                self.door
+                    .accept(peers.session.clone(), socket, self.buffers.clone());
+            }
+            SocketKind::Handoff => self.door.accept_handoff(peers.session.clone(), socket),
         }
-    }
-}
-
-/// Whether a process is `ancestor` or one of its descendants.
-fn descends_from(pid: u32, ancestor: u32) -> bool {
-    let mut at = pid;
-    // More levels than any real process tree has; bounded because /proc changes while it is read.
-    for _ in 0..1_000 {
-        if at == ancestor && ancestor != 0 {
-            return true;
-        }
-        match parent_of(at) {
-            Some(parent) if parent > 1 => at = parent,
-            _ => return false,
-        }
-    }
-    false
-}
-
-fn parent_of(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field, the name in parentheses, may contain spaces and parentheses: split after the last one.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(1)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_descends_from_its_ancestors_only() {
-        let me = std::process::id();
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        assert!(descends_from(child.id(), me));
-        assert!(descends_from(me, me));
-        assert!(!descends_from(me, child.id()));
-        assert!(!descends_from(me, 0));
-        child.kill().unwrap();
-        child.wait().unwrap();
     }
 }

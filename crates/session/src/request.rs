@@ -1,12 +1,13 @@
 //! Requests to sessions and their replies, one pair for each action of the server.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use oubliette_protocol::{
-    Principal, ProjectId, SessionId, Slug, WorkspaceId,
+    ApprovalId, Principal, ProjectId, SessionId, Slug, TokenId, WorkspaceId,
     caller::CallerDeclaration,
     event::{SessionEvent, SessionStatus},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Where a request comes from.
@@ -78,7 +79,7 @@ pub enum WaitMode {
 }
 
 /// Reply of `session_message`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct MessageReply {
     /// The session.
     pub session_id: SessionId,
@@ -92,7 +93,7 @@ pub struct MessageReply {
 }
 
 /// Reply of `session_cancel`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct CancelReply {
     /// The session.
     pub session_id: SessionId,
@@ -103,7 +104,7 @@ pub struct CancelReply {
 }
 
 /// Reply of `session_switch_agent`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct SwitchReply {
     /// The session.
     pub session_id: SessionId,
@@ -116,7 +117,7 @@ pub struct SwitchReply {
 }
 
 /// A session as clients see it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct SessionView {
     /// Its id.
     pub session_id: SessionId,
@@ -146,13 +147,39 @@ pub struct SessionView {
     /// The isolation level of its sandbox; absent until its agent has run once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<String>,
+    /// The container images its sandboxes were started from, by name, with the digest that each name stood for when it was
+    /// first used: it stays the same for this session. Absent without a sandbox driver that has images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images: Option<BTreeMap<String, String>>,
+    /// Who started it; absent if another session did without a token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created_by: Option<SessionCreator>,
     /// When it was started.
     pub created_at: jiff::Timestamp,
     /// When it last changed.
     pub updated_at: jiff::Timestamp,
+    /// What its model requests used, those of its children not included.
+    pub usage: oubliette_protocol::usage::UsageTotals,
     /// The path of its relay socket on the host; only for admins, and only until it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relay_socket: Option<PathBuf>,
+    /// Ids of its pending approvals, oldest first, at most 1000; not in lists of sessions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending_approvals: Option<Vec<ApprovalId>>,
+    /// The tools that its agent was last shown, by name; absent in lists, and until the agent has listed its tools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tools_listed: Option<Vec<String>>,
+}
+
+/// Who started a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct SessionCreator {
+    /// The token; absent for the owner of the home directory, who needs none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_id: Option<TokenId>,
+    /// The token's name, or "owner"; absent if the token is no longer stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 /// Arguments of `session_list`.
@@ -169,7 +196,7 @@ pub struct SessionListQuery {
 }
 
 /// Reply of `session_list`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct SessionPage {
     /// The sessions, newest first.
     pub sessions: Vec<SessionView>,
@@ -204,7 +231,7 @@ pub enum IncludeChildren {
 }
 
 /// Reply of `session_events`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct EventsReply {
     /// The events, oldest first.
     pub events: Vec<Arc<SessionEvent>>,
@@ -218,7 +245,7 @@ pub struct EventsReply {
 }
 
 /// The events of one descendant of a session.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct ChildEvents {
     /// The descendant.
     pub session_id: SessionId,

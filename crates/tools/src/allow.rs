@@ -1,15 +1,22 @@
-//! An agent's `allowed` and `denied`, compiled for lookup.
+//! An agent's `allowed`, `denied` and `ask`, compiled for lookup.
 //!
 //! `allowed` names catalog tools: by alias, canonical name, `<id>_<tool>`, or all of an entry with `@id/*`.
 //! An alias allows only its target, never also another tool whose plain name is spelled the same, so that the
-//! list allows no more than intended. `denied` is wider: a pattern denies a tool if it matches any of its names.
+//! list allows no more than intended. `denied` and `ask` are wider: a pattern is about a tool if it matches any of its
+//! names.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use oubliette_protocol::{
     agent::{AgentToolSettings, split_canonical_name},
+    rule_entry::RuleEntry,
     tool::ToolRule,
 };
+
+use crate::{call_rules::CallRules, pattern_list::PatternList};
 
 /// All names of a catalog tool.
 #[derive(Debug, Clone, Copy)]
@@ -24,176 +31,164 @@ pub struct ToolNames<'a> {
     pub aliases: &'a [String],
 }
 
-/// An agent's `allowed` and `denied` lists.
+impl<'a> ToolNames<'a> {
+    fn all(self) -> impl Iterator<Item = &'a str> {
+        let aliases = self.aliases.iter().map(String::as_str);
+        self.canonical.into_iter().chain([self.plain]).chain(aliases)
+    }
+}
+
+/// An agent's `allowed`, `denied` and `ask` lists.
 #[derive(Debug, Default)]
 pub struct ToolRules {
     allowed: AllowList,
-    denied: DenyList,
+    denied: PatternRules,
+    ask: PatternRules,
+}
+
+/// The entries of a list that takes patterns and governs every source.
+#[derive(Debug, Default)]
+struct PatternRules {
+    entries: Vec<Arc<RuleEntry>>,
+    patterns: PatternList,
 }
 
 #[derive(Debug, Default)]
 struct AllowList {
-    /// The rule that allows all of `use`, if there is one.
-    allow_all_rule: Option<ToolRule>,
-    /// Canonical name → the item of `allowed` that names it.
-    canonical: HashMap<String, String>,
-    /// Plain names in `allowed`.
-    plain: HashSet<String>,
-    /// Catalog ids allowed as a whole, by `@id/*`.
-    ids: HashSet<String>,
+    entries: Vec<Arc<RuleEntry>>,
+    /// Positions of the entries `*`.
+    all: Vec<usize>,
+    /// Canonical name → positions of the entries that name it.
+    canonical: HashMap<String, Vec<usize>>,
+    /// Plain name → positions of the entries that are it.
+    plain: HashMap<String, Vec<usize>>,
+    /// Catalog id → positions of the entries that allow all of it, by `@id/*`.
+    ids: HashMap<String, Vec<usize>>,
 }
 
 impl ToolRules {
-    /// Compiles an agent's rules.
+    /// Compiles an agent's rules. Of a condition that is no valid schema it is never known whether it holds.
     pub fn new(tools: &AgentToolSettings) -> Self {
+        if let Err(error) = tools.compile_conditions() {
+            tracing::error!(%error, "a rule of an agent cannot be compiled; what it governs is blocked");
+        }
         Self {
             allowed: AllowList::new(tools),
-            denied: DenyList::new(&tools.denied),
+            denied: PatternRules::new(&tools.denied),
+            ask: PatternRules::new(&tools.ask),
         }
     }
 
-    /// Decides whether a catalog tool may be called. `denied` wins over `allowed`.
-    pub(crate) fn judge_catalog_tool(&self, names: ToolNames<'_>) -> ToolRule {
-        let every = names.canonical.into_iter().chain([names.plain]);
-        let every = every.chain(names.aliases.iter().map(String::as_str));
-        if let Some(pattern) = every
-            .into_iter()
-            .find_map(|name| self.denied.matching_pattern(name))
-        {
-            return ToolRule::Denied(pattern.to_owned());
-        }
-        self.allowed.allows(names).unwrap_or(ToolRule::NotListed)
+    /// The rules that touch a catalog tool. `denied` wins over `allowed`.
+    pub(crate) fn of_catalog_tool(&self, names: ToolNames<'_>) -> CallRules {
+        let granted = self.allowed.entries.is_empty().then_some(ToolRule::AllOfUse);
+        CallRules::new(
+            self.denied.matching(names.all()),
+            self.ask.matching(names.all()),
+            self.allowed.matching(names),
+            granted,
+        )
     }
 
-    /// The rule that denies a tool of any other source, by its full name; `None` when none does.
+    /// The rules that touch a tool of any other source, by its full name. `granted` is why it may be called if they do
+    /// not deny it.
+    pub fn of_other_tool(&self, name: &str, granted: ToolRule) -> CallRules {
+        CallRules::new(
+            self.denied.matching([name].into_iter()),
+            self.ask.matching([name].into_iter()),
+            Vec::new(),
+            Some(granted),
+        )
+    }
+
+    /// Whether no entry is about tools that are not from the catalog.
+    pub(crate) fn govern_catalog_alone(&self) -> bool {
+        self.denied.entries.is_empty() && self.ask.entries.is_empty()
+    }
+
+    /// The pattern of `denied` that denies a tool that is not from the catalog, whatever its arguments.
+    pub fn denied_by(&self, name: &str) -> Option<&str> {
+        let matching = self.denied.patterns.matching([name].into_iter());
+        let mut entries = matching.into_iter().map(|at| &*self.denied.entries[at]);
+        entries
+            .find(|entry| entry.when.is_none())
+            .map(|entry| &*entry.tool)
+    }
+
+    /// The rule of [`denied_by`](Self::denied_by).
     pub fn denying_rule(&self, name: &str) -> Option<ToolRule> {
         self.denied_by(name)
             .map(|pattern| ToolRule::Denied(pattern.to_owned()))
     }
+}
 
-    /// The pattern of `denied` that matches the full name of a tool of any other source.
-    pub fn denied_by(&self, name: &str) -> Option<&str> {
-        self.denied.matching_pattern(name)
+/// The entries of a list, each pattern without a condition once: thousands of one pattern would each be kept for every
+/// tool they are about.
+fn distinct_entries(entries: &[RuleEntry]) -> Vec<Arc<RuleEntry>> {
+    let mut seen = HashSet::new();
+    let kept = entries
+        .iter()
+        .filter(|entry| entry.when.is_some() || seen.insert(&*entry.tool));
+    kept.cloned().map(Arc::new).collect()
+}
+
+impl PatternRules {
+    fn new(entries: &[RuleEntry]) -> Self {
+        let entries = distinct_entries(entries);
+        let patterns = entries.iter().map(|entry| &*entry.tool).enumerate();
+        Self {
+            patterns: PatternList::new(patterns),
+            entries,
+        }
+    }
+
+    fn matching<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<Arc<RuleEntry>> {
+        let matching = self.patterns.matching(names).into_iter();
+        matching.map(|at| self.entries[at].clone()).collect()
     }
 }
 
 impl AllowList {
     fn new(tools: &AgentToolSettings) -> Self {
-        let mut allowed = Self::default();
-        if tools.allowed.is_empty() {
-            allowed.allow_all_rule = Some(ToolRule::AllOfUse);
-        }
-        for entry in &tools.allowed {
-            if entry == "*" {
-                allowed.allow_all_rule = Some(ToolRule::Allowed(entry.clone()));
-            } else if let Some(target) = tools.aliases.get(entry) {
-                allowed.canonical.insert(target.clone(), entry.clone());
-            } else if let Some((id, tool)) = split_canonical_name(entry) {
-                match tool {
-                    "*" => drop(allowed.ids.insert(id.to_owned())),
-                    _ => drop(allowed.canonical.insert(entry.clone(), entry.clone())),
-                }
+        let mut list = Self {
+            entries: distinct_entries(&tools.allowed),
+            ..Self::default()
+        };
+        for (at, entry) in list.entries.iter().enumerate() {
+            let name = &entry.tool;
+            let positions = if name == "*" {
+                &mut list.all
+            } else if let Some(target) = tools.aliases.get(name) {
+                list.canonical.entry(target.clone()).or_default()
             } else {
-                allowed.plain.insert(entry.clone());
-            }
-        }
-        allowed
-    }
-
-    fn allows(&self, names: ToolNames<'_>) -> Option<ToolRule> {
-        if let Some(rule) = &self.allow_all_rule {
-            return Some(rule.clone());
-        }
-        let by = |entry: &str| ToolRule::Allowed(entry.to_owned());
-        if let Some(entry) = names.canonical.and_then(|name| self.canonical.get(name)) {
-            return Some(by(entry));
-        }
-        if self.plain.contains(names.plain) {
-            return Some(by(names.plain));
-        }
-        self.ids
-            .contains(names.id)
-            .then(|| by(&format!("@{}/*", names.id)))
-    }
-}
-
-/// The patterns of `denied`, sorted by kind so that ten thousand of them against ten thousand tools stay
-/// cheap: exact names and prefixes are looked up in maps, only the other globs are tried one by one.
-#[derive(Debug, Default)]
-struct DenyList {
-    exact: HashSet<String>,
-    prefixes: HashMap<usize, HashMap<String, String>>,
-    globs: Vec<String>,
-}
-
-impl DenyList {
-    fn new(patterns: &[String]) -> Self {
-        let mut denied = Self::default();
-        for pattern in patterns {
-            match pattern.find('*') {
-                None => drop(denied.exact.insert(pattern.clone())),
-                Some(star) if star + 1 == pattern.len() => {
-                    let prefix = pattern[..star].to_owned();
-                    denied
-                        .prefixes
-                        .entry(star)
-                        .or_default()
-                        .insert(prefix, pattern.clone());
+                match split_canonical_name(name) {
+                    Some((id, "*")) => list.ids.entry(id.to_owned()).or_default(),
+                    Some(_) => list.canonical.entry(name.clone()).or_default(),
+                    None => list.plain.entry(name.clone()).or_default(),
                 }
-                Some(_) => denied.globs.push(pattern.clone()),
-            }
+            };
+            positions.push(at);
         }
-        denied
+        list
     }
 
-    fn matching_pattern(&self, name: &str) -> Option<&str> {
-        if let Some(whole) = self.exact.get(name) {
-            return Some(whole);
-        }
-        let prefixed = self
-            .prefixes
-            .iter()
-            .find_map(|(length, set)| set.get(name.get(..*length)?));
-        prefixed
-            .or_else(|| self.globs.iter().find(|glob| glob_matches(glob, name)))
-            .map(String::as_str)
+    fn matching(&self, names: ToolNames<'_>) -> Vec<Arc<RuleEntry>> {
+        let named = names.canonical.and_then(|name| self.canonical.get(name));
+        let (plain, id) = (self.plain.get(names.plain), self.ids.get(names.id));
+        let mut found: Vec<usize> = [Some(&self.all), named, plain, id]
+            .into_iter()
+            .flatten()
+            .flatten()
+            .copied()
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|at| self.entries[at].clone()).collect()
     }
-}
-
-/// Whether a pattern matches a whole name; `*` stands for any run of characters, even none.
-///
-/// It backtracks only to the last star, so the cost is at most pattern × name and never exponential.
-pub fn glob_matches(pattern: &str, name: &str) -> bool {
-    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
-    let (mut p, mut n) = (0, 0);
-    let mut back: Option<(usize, usize)> = None;
-    while n < name.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                back = Some((p + 1, n));
-                p += 1;
-            }
-            Some(&byte) if byte == name[n] => {
-                p += 1;
-                n += 1;
-            }
-            _ => match back {
-                Some((after_star, from)) => {
-                    back = Some((after_star, from + 1));
-                    p = after_star;
-                    n = from + 1;
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|&byte| byte == b'*')
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use serde_json::json;
 
     fn rules(tools: serde_json::Value) -> ToolRules {
@@ -203,12 +198,14 @@ mod tests {
     fn ask(rules: &ToolRules, id: &str, tool: &str, aliases: &[&str]) -> ToolRule {
         let aliases: Vec<String> = aliases.iter().map(|a| (*a).into()).collect();
         let (canonical, plain) = (format!("@{id}/{tool}"), format!("{id}_{tool}"));
-        rules.judge_catalog_tool(ToolNames {
-            id,
-            canonical: Some(&canonical),
-            plain: &plain,
-            aliases: &aliases,
-        })
+        rules
+            .of_catalog_tool(ToolNames {
+                id,
+                canonical: Some(&canonical),
+                plain: &plain,
+                aliases: &aliases,
+            })
+            .verdict
     }
 
     #[test]
@@ -251,6 +248,17 @@ mod tests {
     }
 
     #[test]
+    fn a_pattern_that_is_written_again_is_one_rule() {
+        let rules = rules(
+            json!({"allowed": ["*", "*"], "ask": ["@files/*", {"tool": "@files/*", "when": {}}, "@files/*"],
+                                 "denied": ["@notes/*", "@notes/*"]}),
+        );
+        let lists = [&rules.allowed.entries, &rules.ask.entries, &rules.denied.entries];
+        assert_eq!(lists.map(Vec::len), [1, 2, 1]);
+        assert!(matches!(ask(&rules, "notes", "x", &[]), ToolRule::Denied(_)));
+    }
+
+    #[test]
     fn denied_wins_by_any_name() {
         for pattern in [
             "@files/*",
@@ -274,35 +282,5 @@ mod tests {
         assert_eq!(other.denied_by("session_message"), Some("session_message"));
         assert_eq!(other.denied_by("session_messages"), None);
         assert_eq!(other.denied_by("äöü"), None);
-    }
-
-    #[test]
-    fn many_stars_do_not_backtrack_exponentially() {
-        let pattern = "*a".repeat(100);
-        assert!(!glob_matches(&pattern, &"a".repeat(99)));
-        assert!(glob_matches(&pattern, &"a".repeat(10_000)));
-        assert!(!glob_matches(&format!("{pattern}b"), &"a".repeat(10_000)));
-    }
-
-    /// The definition of a match, as a recursion without regard to cost.
-    fn glob_matches_naive(pattern: &[u8], name: &[u8]) -> bool {
-        match pattern.split_first() {
-            None => name.is_empty(),
-            Some((b'*', rest)) => (0..=name.len()).any(|skip| glob_matches_naive(rest, &name[skip..])),
-            Some((byte, rest)) => name.first() == Some(byte) && glob_matches_naive(rest, &name[1..]),
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn glob_matches_agrees_with_the_naive_version(pattern in "[ab*]{0,8}", name in "[ab]{0,8}") {
-            prop_assert_eq!(glob_matches(&pattern, &name), glob_matches_naive(pattern.as_bytes(), name.as_bytes()));
-        }
-
-        #[test]
-        fn deny_list_agrees_with_glob_matches(patterns in prop::collection::vec("[ab_*]{1,5}", 0..6), name in "[ab_]{0,6}") {
-            let denied = DenyList::new(&patterns);
-            prop_assert_eq!(denied.matching_pattern(&name).is_some(), patterns.iter().any(|p| glob_matches(p, &name)));
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! One tool call: the tool it names, who makes it, how it is cancelled, and what the tool answers.
 
 use oubliette_protocol::{
-    Principal,
+    ByteCharge, Principal,
     relay::ProgressCallback,
     tool::{CallResult, ToolAddress},
 };
@@ -115,6 +115,8 @@ impl ToolAnswer {
 pub(crate) struct RawCallResult {
     raw: Box<RawValue>,
     is_error: bool,
+    /// What the text is charged, until it has been passed on.
+    _charge: Option<ByteCharge>,
 }
 
 impl RawCallResult {
@@ -136,7 +138,20 @@ impl RawCallResult {
         }
         let CallResultFields { is_error, .. } = serde_json::from_slice(text).ok()?;
         let raw = serde_json::from_slice(text).ok()?;
-        Some(Self { raw, is_error })
+        Some(Self {
+            raw,
+            is_error,
+            _charge: None,
+        })
+    }
+
+    /// The same, with what its text is charged.
+    #[must_use]
+    pub(crate) fn with_charge(self, charge: Option<ByteCharge>) -> Self {
+        Self {
+            _charge: charge,
+            ..self
+        }
     }
 
     pub(crate) fn raw(&self) -> &RawValue {

@@ -9,7 +9,8 @@
 //!   sink ([`CallContext`]).
 //! - [`plane`]: [`ToolPlane`], one per session: name → rules → [`Permit`] → source → debugger.
 //! - [`registry`]: every name of every catalog tool, and which tool gets a name that two claim;
-//!   [`name`] builds and bounds names, [`allow`] evaluates an agent's `allowed` and `denied`.
+//!   [`name`] builds and bounds names, [`allow`] compiles an agent's `allowed` and `denied`, with [`pattern_list`];
+//!   [`call_rules`]: the rules that touch one tool, and what they say of one call.
 //! - [`permit`]: the value without which no source can be dispatched to.
 //! - [`context`]: [`AgentContext`], one running agent's servers and registry: built, kept current, torn down.
 //! - [`upstream`]: MCP servers over stdio, ws, tcp and http. [`builtin`]: `fs_read`, `fs_write`, `shell_exec`.
@@ -22,9 +23,11 @@
 pub mod allow;
 pub mod builtin;
 pub mod call;
+pub mod call_rules;
 pub mod context;
 pub mod explain;
 pub mod name;
+pub mod pattern_list;
 pub mod permit;
 pub mod plane;
 pub mod ports;
@@ -36,13 +39,16 @@ pub mod trust;
 pub mod upstream;
 
 pub use call::{CallContext, CallOrigin, RequestedTool};
+pub use call_rules::{CallJudgement, CallRules};
 pub use context::{AgentContext, ContextSpec};
-pub use explain::{explain, preview};
+pub use explain::{explain, explain_call, judge_other_tools, preview, preview_known};
 pub use permit::Permit;
 pub use plane::{ContextBuilding, ToolCallError, ToolPlane, ToolPlaneParts};
-pub use ports::{CallerTools, DebugSink, OwnTools};
-pub use secret::Secrets;
+pub use ports::{
+    Approver, CallMeter, CallToApprove, CallerTools, DebugSink, DiscardDebug, OwnTools, ProxySockets,
+};
+pub use secret::{Secrets, without_url_credentials};
 pub use stderr_tail::StderrTail;
 pub use thread::{CallThread, CallThreads};
-pub use trust::{Environment, ProcessEnvironment, Trust, TrustTable};
+pub use trust::{ProcessEnvironment, ServerEnvironment, TrustTable, TrustedResources};
 pub use upstream::ServerSetup;

@@ -1,13 +1,15 @@
-//! The traits through which the tool plane reaches callers, Oubliette's own tools and the debugger. The crates
+//! The traits through which the tool plane reaches callers, Oubliette's own tools, the HTTP proxy and the debugger. The crates
 //! `session` and `server` implement them.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use oubliette_protocol::{
-    CallerId, JsonObject, Result, SessionId, Slug,
+    CallerId, CatalogId, JsonObject, Result, SessionId, Slug,
+    approval::ApprovalSource,
     caller::{CallerDeclaration, LentTool},
     debug::DebugBody,
+    egress::HostPattern,
     tool::ToolSpec,
 };
 use serde_json::Value;
@@ -28,6 +30,61 @@ pub trait DebugSink: Send + Sync {
             }
         }
     }
+
+    /// Whether a further call can be recorded. An error refuses it: no call is made that leaves no record.
+    fn check_room(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Drops every event: for what runs without a session to record them for.
+#[derive(Debug, Clone, Copy)]
+pub struct DiscardDebug;
+
+impl DebugSink for DiscardDebug {
+    fn record(&self, _agent: Option<&Slug>, _body: DebugBody) {}
+}
+
+/// The HTTP proxy of one session's tool servers with `network: "proxy"`.
+pub trait ProxySockets: Send + Sync {
+    /// The host path of a socket on which the proxy serves this server alone: the hosts in `egress`; none: every public
+    /// host. Called before each start of the server; must not block.
+    fn socket_for(&self, server: &CatalogId, egress: Option<&[HostPattern]>) -> Result<PathBuf>;
+}
+
+/// Counts the tool calls of one session.
+pub trait CallMeter: Send + Sync {
+    /// Takes a place for a call in the budget of its turn, once for each call and before a person is asked about it. An
+    /// error refuses it. A call that is denied keeps its place, so that an agent cannot ask people without end.
+    fn reserve_call(self: Arc<Self>, origin: &CallOrigin) -> Result<()>;
+
+    /// Counts a call that is dispatched now.
+    fn count_call(&self, origin: &CallOrigin);
+}
+
+/// Asks people whether calls of one session may be made.
+#[async_trait]
+pub trait Approver: Send + Sync {
+    /// Returns when a person has allowed the call, or at once if that was decided for the whole session before. An error:
+    /// it was denied, has expired or was cancelled. Reports progress meanwhile.
+    async fn approve(&self, call: CallToApprove, ctx: &CallContext) -> Result<()>;
+}
+
+/// A call that waits for a person to allow it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallToApprove {
+    /// The agent whose rules ask.
+    pub agent: Slug,
+    /// The tool as it was called.
+    pub tool: String,
+    /// `@<id>/<tool>` for a catalog tool, else the tool's full name.
+    pub canonical: String,
+    /// Where the tool comes from.
+    pub source: ApprovalSource,
+    /// Its arguments, secrets masked and large ones cut.
+    pub arguments: Value,
+    /// The entries of `tools.ask` that hold for it, as they are written.
+    pub rules: Vec<Value>,
 }
 
 /// The callers of one session and the tools they lend.

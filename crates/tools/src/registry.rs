@@ -14,12 +14,13 @@ use oubliette_protocol::{
     CatalogId,
     agent::{AgentToolSettings, split_canonical_name},
     id::quoted,
-    tool::{ListedTool, ToolReason, ToolRule, ToolSource, ToolSpec, any_object_schema},
+    tool::{ListedTool, ToolReason, ToolSource, ToolSpec, any_object_schema},
 };
 use serde_json::Value;
 
 use crate::{
     allow::{ToolNames, ToolRules},
+    call_rules::CallRules,
     name,
 };
 
@@ -73,8 +74,8 @@ pub struct RegistryEntry {
     pub plain: String,
     /// Whether the plain name resolves to this tool and not to another one.
     owns_plain_name: bool,
-    /// Whether the agent's rules allow it.
-    pub verdict: ToolRule,
+    /// The agent's rules that touch it.
+    pub rules: CallRules,
     /// Why no call can reach it even while its server is up: a bad or taken name, or a missing tool.
     pub fault: Option<String>,
     /// Why its server cannot be called now; `None` when it can.
@@ -88,7 +89,7 @@ pub struct RegistryEntry {
 impl RegistryEntry {
     /// Whether the agent's tool list shows it: allowed and available.
     pub fn listed(&self) -> bool {
-        self.verdict.allows() && self.unavailable().is_none()
+        self.rules.verdict.allows() && self.unavailable().is_none()
     }
 
     /// Why a call cannot reach it now; `None` when one can.
@@ -108,7 +109,7 @@ impl RegistryEntry {
     /// The rule that allows or denies it, then why it is unavailable if it is, then notes on what was corrected.
     pub fn reason(&self) -> ToolReason {
         ToolReason {
-            rule: self.verdict.clone(),
+            rule: self.rules.verdict.clone(),
             unavailable: self.unavailable().map(str::to_owned),
             notes: self.info.note.iter().chain(&self.lost_alias).cloned().collect(),
         }
@@ -128,11 +129,12 @@ impl RegistryEntry {
             aliases: others.cloned().collect(),
             source: ToolSource::Catalog,
             server: Some(self.id.to_string()),
-            allowed: self.verdict.allows(),
+            allowed: self.rules.verdict.allows(),
             reason: self.reason(),
             available: self.unavailable().is_none(),
             description: self.info.description.clone(),
             input_schema: Value::clone(&self.info.input_schema),
+            rules: self.rules.listed(),
         }
     }
 }
@@ -146,8 +148,8 @@ pub enum NameResolution<'a> {
     Missing {
         /// The entry.
         id: &'a CatalogId,
-        /// Whether the agent's rules would allow such a tool.
-        verdict: ToolRule,
+        /// The agent's rules that would touch such a tool.
+        rules: CallRules,
         /// Why the entry is down; `None` when it is up and has no such tool.
         down_reason: Option<&'a str>,
     },
@@ -247,7 +249,7 @@ impl ToolRegistry {
             };
             return NameResolution::Missing {
                 id,
-                verdict: self.rules.judge_catalog_tool(names),
+                rules: self.rules.of_catalog_tool(names),
                 down_reason: down.as_deref(),
             };
         }
@@ -324,7 +326,7 @@ fn new_entry(
     };
     RegistryEntry {
         id: offer.id.clone(),
-        verdict: rules.judge_catalog_tool(names),
+        rules: rules.of_catalog_tool(names),
         name: aliases.first().unwrap_or(&plain).clone(),
         canonical: canonical.into(),
         plain,
@@ -345,7 +347,7 @@ fn assign_names(entries: &mut [RegistryEntry]) -> HashMap<Box<str>, usize> {
     }
     // Tools the agent may call get their listed names first: the others are never listed.
     for at in 0..entries.len() {
-        if !entries[at].verdict.allows() {
+        if !entries[at].rules.verdict.allows() {
             continue;
         }
         let listed = entries[at].name.clone();

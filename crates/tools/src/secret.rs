@@ -124,8 +124,32 @@ impl Secrets {
     }
 }
 
-/// Masks the fields of Oubliette's own tools that are secret whatever their value: environments, headers, and a
-/// new token, which is shown once to the requester and not to readers of the debugger.
+/// A git URL without user name and password, either of which may be a token. The user name of an `ssh://` URL, which
+/// is no secret, stays. The text need not be a valid URL.
+pub fn without_url_credentials(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let authority_end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let authority = &rest[..authority_end];
+    let at = authority.rfind('@').or_else(|| {
+        // What follows the colon is no port: a password with a character that should have been written as %XX.
+        let (_, port) = authority.rsplit_once(':')?;
+        let no_port = !authority.ends_with(']') && !port.bytes().all(|b| b.is_ascii_digit());
+        if no_port { rest.rfind('@') } else { None }
+    });
+    let Some(at) = at else {
+        return url.to_owned();
+    };
+    let user = match scheme {
+        "ssh" => rest[..at].split(':').next().map(|user| format!("{user}@")),
+        _ => None,
+    };
+    format!("{scheme}://{}{}", user.unwrap_or_default(), &rest[at + 1..])
+}
+
+/// Masks the fields of Oubliette's own tools that are secret whatever their value: environments, headers, credentials
+/// in git URLs, and a new token, which is shown once to the requester and not to readers of the debugger.
 pub(crate) fn mask_own_tool_fields(value: &mut Value) {
     match value {
         Value::Object(object) => {
@@ -135,13 +159,17 @@ pub(crate) fn mask_own_tool_fields(value: &mut Value) {
                         map.values_mut().for_each(|value| *value = MASK.into());
                     }
                     ("token", inner @ Value::String(_)) => *inner = MASK.into(),
+                    ("git", Value::String(url)) => *url = without_url_credentials(url),
                     (_, inner) => mask_own_tool_fields(inner),
                 }
             }
         }
         // A result nested in a result, as JSON text.
         Value::String(text)
-            if text.starts_with('{') && (text.contains("oub_") || text.contains("\"env\"")) =>
+            if text.starts_with('{')
+                && ["oub_", "\"env\"", "\"git\""]
+                    .iter()
+                    .any(|part| text.contains(part)) =>
         {
             if let Ok(mut inner @ Value::Object(_)) = serde_json::from_str::<Value>(text) {
                 mask_own_tool_fields(&mut inner);
@@ -183,15 +211,32 @@ mod tests {
     }
 
     #[test]
+    fn a_git_url_is_shown_without_credentials() {
+        for (url, shown) in [
+            ("https://u:p@h:1/x", "https://h:1/x"),
+            ("https://token@h/x@v1", "https://h/x@v1"),
+            ("https://u:p@q@h/x", "https://h/x"),
+            ("https://u:p/q@h/x", "https://h/x"),
+            ("https://h:1/x@v1", "https://h:1/x@v1"),
+            ("https://[::1]:1/x@v1", "https://[::1]:1/x@v1"),
+            ("ssh://git:p@h/x", "ssh://git@h/x"),
+            ("/srv/x@v1", "/srv/x@v1"),
+        ] {
+            assert_eq!(without_url_credentials(url), shown);
+        }
+    }
+
+    #[test]
     fn secret_fields_of_own_tools_are_masked_whatever_their_value() {
         let mut value = json!({
+            "source": {"git": "https://eight:nine@h/x", "ref": "main"},
             "name": "p", "env": {"A": "one"}, "definition": {"headers": {"x": "two"}, "runtime": {"env": {"B": "three"}}},
             "token": "oub_four", "token_id": "tok_5",
             "content": [{"type": "text", "text": "{\"token\":\"oub_six\",\"env\":{\"C\":\"seven\"}}"}],
         });
         mask_own_tool_fields(&mut value);
         let text = value.to_string();
-        for secret in ["one", "two", "three", "oub_", "seven"] {
+        for secret in ["one", "two", "three", "oub_", "seven", "eight", "nine"] {
             assert!(!text.contains(secret), "{secret}: {text}");
         }
         assert!(text.contains("tok_5") && text.contains("\"A\""), "{text}");

@@ -14,6 +14,8 @@ use crate::Secrets;
 
 /// How many bytes are kept.
 const TAIL_BYTES: usize = 4 * 1024;
+/// How many bytes are read at once.
+const CHUNK_BYTES: usize = 512;
 
 /// Reads a process's stderr in a task, until it ends or this is dropped, and keeps the tail.
 #[derive(Debug)]
@@ -26,12 +28,13 @@ pub struct StderrTail {
 impl StderrTail {
     /// Starts the reading task.
     pub fn follow(mut stderr: impl AsyncRead + Send + Unpin + 'static) -> Self {
-        let tail = Arc::new(Mutex::new(VecDeque::with_capacity(TAIL_BYTES)));
+        let tail = Arc::new(Mutex::new(VecDeque::new()));
         let closed = CancellationToken::new();
         let (kept, ended) = (tail.clone(), closed.clone().drop_guard());
         let reader = tokio::spawn(async move {
             let _ended = ended;
-            let mut chunk = vec![0; TAIL_BYTES];
+            // Small, and the tail grows as it is written: most processes never write anything there.
+            let mut chunk = [0; CHUNK_BYTES];
             while let Ok(read @ 1..) = stderr.read(&mut chunk).await {
                 append_to_tail(&mut kept.lock(), &chunk[..read]);
                 // A flood on stderr must not monopolise a worker thread.

@@ -16,7 +16,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oubliette_os::request_time_slice;
 use parking_lot::Mutex;
 use tokio::{
     runtime::{Builder, Handle},
@@ -24,15 +23,14 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How long a thread keeps polling after a call has started or ended: being woken takes longer than this on many
-/// machines.
+/// How long a thread keeps polling after a call has started or ended, instead of sleeping until it is woken.
+///
+/// Measured alone, five runs each in turn on two cores: it adds 0.02 ms to a call of a stdio tool (−0.00 to 0.03)
+/// against 0.10 ms without polling (0.09 to 0.16); eight calls at once reach 59 % of direct calls (56 to 62) against
+/// 55 % (54 to 60).
 const MIN_SPIN: Duration = Duration::from_micros(30);
 /// The maximum polling time, reached by doubling while calls keep following each other closely.
 const MAX_SPIN: Duration = Duration::from_micros(200);
-
-/// The scheduler time slice requested for a call thread; a call takes a small part of it. A thread with a short
-/// slice gets the processor back sooner from an agent or tool server that shares it.
-const TIME_SLICE: Duration = Duration::from_micros(100);
 
 /// A bounded set of call threads, started as sessions need them and stopped when this is dropped.
 pub struct CallThreads {
@@ -107,9 +105,6 @@ fn start_thread(stop: CancellationToken) -> io::Result<CallThreadState> {
         spin_wait: Some(spin_wait.clone()),
     };
     thread::Builder::new().name("calls".into()).spawn(move || {
-        if let Err(error) = request_time_slice(TIME_SLICE) {
-            tracing::debug!(%error, "sched_setattr failed; default time slice kept for the call thread");
-        }
         runtime.block_on(async {
             tokio::select! {
                 () = stop.cancelled() => {}

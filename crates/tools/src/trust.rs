@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::Secrets;
 
 /// The server's environment variables, behind a trait so that no code reads the process's own unnoticed.
-pub trait Environment: Send + Sync {
+pub trait ServerEnvironment: Send + Sync {
     /// A variable's value.
     fn var(&self, name: &str) -> Option<String>;
 }
@@ -24,13 +24,13 @@ pub trait Environment: Send + Sync {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ProcessEnvironment;
 
-impl Environment for ProcessEnvironment {
+impl ServerEnvironment for ProcessEnvironment {
     fn var(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
     }
 }
 
-impl Environment for std::collections::HashMap<String, String> {
+impl ServerEnvironment for std::collections::HashMap<String, String> {
     fn var(&self, name: &str) -> Option<String> {
         self.get(name).cloned()
     }
@@ -52,14 +52,14 @@ pub struct TrustTable {
 
 impl TrustTable {
     /// Adds the paths that are never allowed: Oubliette's home, and wherever else it keeps its sockets.
-    pub fn resolve(self, never: &[&Path]) -> Trust {
+    pub fn resolve(self, never: &[&Path]) -> TrustedResources {
         let TrustTable {
             read_only,
             host_tools,
             env,
             host_network,
         } = self;
-        Trust {
+        TrustedResources {
             read_only,
             host_tools,
             env,
@@ -71,7 +71,7 @@ impl TrustTable {
 
 /// The host resources that definitions may use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Trust {
+pub struct TrustedResources {
     /// Host paths that definitions may have mounted read-only.
     pub read_only: Vec<PathBuf>,
     /// Catalog entries that may run with `isolation: "host"`.
@@ -96,7 +96,7 @@ pub struct TrustedPath {
     pub inside: PathBuf,
 }
 
-impl Trust {
+impl TrustedResources {
     /// Checks a host path that a definition wants mounted read-only.
     ///
     /// Symlinks are resolved first, on both sides, so that a link inside a listed path cannot point out of
@@ -190,7 +190,7 @@ impl Trust {
     }
 
     /// Replaces every `${env:NAME}` in `text` by the variable's value, which is added to `secrets`.
-    pub fn expand(&self, text: &str, env: &dyn Environment, secrets: &Secrets) -> Result<String> {
+    pub fn expand(&self, text: &str, env: &dyn ServerEnvironment, secrets: &Secrets) -> Result<String> {
         let mut out = String::with_capacity(text.len());
         for piece in split_references(text) {
             match piece? {
@@ -218,8 +218,11 @@ impl Trust {
             AgentRuntime::Builtin {} => Ok(()),
             AgentRuntime::Acp {
                 command: _,
+                program: _,
+                args: _,
                 env,
                 read_only,
+                mcp_transport: _,
             } => {
                 env.values()
                     .try_for_each(|value| self.check_env_references(value))?;
@@ -260,7 +263,12 @@ impl Trust {
     }
 
     /// Adds every value that a catalog entry reads from the environment to `secrets`.
-    pub(crate) fn gather_secrets(&self, tool: &ToolDefinition, env: &dyn Environment, secrets: &Secrets) {
+    pub(crate) fn gather_secrets(
+        &self,
+        tool: &ToolDefinition,
+        env: &dyn ServerEnvironment,
+        secrets: &Secrets,
+    ) {
         let ToolDefinition::Mcp(server) = tool else { return };
         let texts: Vec<&String> = match &server.transport {
             Transport::Stdio(stdio) => stdio.env.values().chain(&stdio.args).collect(),
@@ -321,11 +329,11 @@ mod tests {
     use std::collections::HashMap;
     use std::os::unix::fs::symlink;
 
-    fn trusting(read_only: &[&Path], never: &Path) -> Trust {
-        Trust {
+    fn trusting(read_only: &[&Path], never: &Path) -> TrustedResources {
+        TrustedResources {
             read_only: read_only.iter().map(|p| p.to_path_buf()).collect(),
             forbidden: vec![never.to_path_buf()],
-            ..Trust::default()
+            ..TrustedResources::default()
         }
     }
 
@@ -395,9 +403,9 @@ mod tests {
 
     #[test]
     fn variables_are_read_only_when_listed_and_kept_secret() {
-        let trust = Trust {
+        let trust = TrustedResources {
             env: vec!["TOKEN".into(), "UNSET".into()],
-            ..Trust::default()
+            ..TrustedResources::default()
         };
         let env = HashMap::from([("TOKEN".into(), "hunter22".into()), ("OTHER".into(), "x".into())]);
         let secrets = Secrets::new();
@@ -429,7 +437,7 @@ mod tests {
             ))
             .unwrap()
         };
-        let none = Trust::default();
+        let none = TrustedResources::default();
         assert!(none.check_tool(&tool("")).is_ok());
         for asks in [
             r#","isolation":"host""#,
@@ -442,7 +450,7 @@ mod tests {
             assert_eq!(error.code, ErrorCode::PermissionDenied, "{asks}");
             assert!(error.message.contains("entry t:"), "{}", error.message);
         }
-        let all = Trust {
+        let all = TrustedResources {
             read_only: vec!["/usr".into()],
             host_tools: vec!["t".parse().unwrap()],
             env: vec!["B".into()],
@@ -456,13 +464,13 @@ mod tests {
     proptest! {
         #[test]
         fn text_without_references_stays(text in "[^$]{0,60}") {
-            let out = Trust::default().expand(&text, &HashMap::new(), &Secrets::new()).unwrap();
+            let out = TrustedResources::default().expand(&text, &HashMap::new(), &Secrets::new()).unwrap();
             prop_assert_eq!(out, text);
         }
 
         #[test]
         fn no_text_panics(text in ".{0,60}") {
-            let _ = Trust::default().expand(&text, &HashMap::new(), &Secrets::new());
+            let _ = TrustedResources::default().expand(&text, &HashMap::new(), &Secrets::new());
         }
     }
 }

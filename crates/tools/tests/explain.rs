@@ -8,7 +8,7 @@ use oubliette_protocol::{
     agent::AgentDefinition,
     tool::{HealthStatus, ListedTool, ToolList, ToolReason, ToolRule, ToolSource},
 };
-use oubliette_tools::{explain, preview};
+use oubliette_tools::{explain, explain_call, preview};
 use plane_support::{definition_of, reader, stdio_server};
 use serde_json::{Value, json};
 
@@ -48,6 +48,7 @@ fn row(name: &str, source: ToolSource, reason: impl Into<ToolReason>) -> ListedT
         reason,
         description: String::new(),
         input_schema: json!({}),
+        rules: Vec::new(),
     }
 }
 
@@ -191,4 +192,94 @@ fn a_listed_reason_is_words_and_parts_on_the_wire() {
     assert_eq!(wire["reasonDetail"]["rule"], json!({"allowed":"@srv/*"}));
     let read: ListedTool = serde_json::from_value(wire).unwrap();
     assert_eq!(read.reason, reason, "parts are read, not the words");
+}
+
+#[tokio::test]
+async fn rules_on_arguments_are_explained_and_applied_to_given_ones() {
+    let etc = json!({"properties":{"path":{"pattern":"^/etc/"}},"required":["path"]});
+    let notes = json!({"properties":{"path":{"pattern":"^notes/"}},"required":["path"]});
+    let definition = agent(json!({"use":["files"],
+        "allowed":[{"tool":"@files/fs_read","when":notes}],
+        "denied":[{"tool":"*_read","when":etc}]}));
+    let list = previewed(&definition);
+    let sentence = says(&definition, &list, "files_fs_read");
+    assert_eq!(
+        sentence,
+        r#"writer may call files_fs_read (@files/fs_read, from the catalog): it is allowed by "@files/fs_read" in tools.allowed with arguments that fit its `when`. tools.denied denies calls with arguments that fit {"properties":{"path":{"pattern":"^/etc/"}},"required":["path"]}. tools.allowed allows calls with arguments that fit {"properties":{"path":{"pattern":"^notes/"}},"required":["path"]}."#
+    );
+    let slug = "writer".parse().unwrap();
+    for (path, expected) in [
+        ("notes/a", "With these arguments it may be called."),
+        (
+            "other",
+            "With these arguments it may not be called: its arguments fit no `when` of tools.allowed",
+        ),
+        (
+            "/etc/passwd",
+            r#"With these arguments it may not be called: it is denied by "*_read" in tools.denied"#,
+        ),
+    ] {
+        let arguments = json!({"path":path}).as_object().unwrap().clone();
+        let said = explain_call(&slug, &definition, &list, "@files/fs_read", arguments)
+            .await
+            .unwrap();
+        assert!(said.starts_with(&sentence) && said.contains(expected), "{said}");
+    }
+    assert_eq!(list.tools[0].rules.len(), 2);
+    assert_eq!(
+        serde_json::to_value(&list.tools[0].rules[0]).unwrap(),
+        json!({"list":"denied","entry":{"tool":"*_read","when":etc}})
+    );
+}
+
+#[tokio::test]
+async fn rules_on_arguments_are_applied_to_tools_that_are_not_in_the_list() {
+    let loud = json!({"properties":{"loud":{"const":true}},"required":["loud"]});
+    let entry = json!({"tool":"*","when":loud});
+    let definition = agent(json!({"use":["srv"],"ask":[entry]}));
+    let list = previewed(&definition);
+    let slug = "writer".parse().unwrap();
+    let asks = format!("Calls with arguments that fit {loud} wait for a person's approval (tools.ask).");
+    for (tool, begins) in [
+        (
+            "@srv/echo",
+            r#"writer may call "@srv/echo" if srv has such a tool"#,
+        ),
+        (
+            "project_list",
+            "writer may call project_list: it is a base tool of every agent.",
+        ),
+        (
+            "oubliette_project_list",
+            r#"writer may call "oubliette_project_list" as far as its key reaches"#,
+        ),
+        (
+            "myapp_send",
+            r#"writer has no tool "myapp_send" unless a caller lends it."#,
+        ),
+    ] {
+        let said = says(&definition, &list, tool);
+        assert!(said.starts_with(begins) && said.ends_with(&asks), "{said}");
+        for (arguments, expected) in [
+            (
+                json!({"loud":true}),
+                format!(
+                    "With these arguments it may be called once a person has allowed it, by {entry} in tools.ask."
+                ),
+            ),
+            (json!({}), "With these arguments it may be called.".to_owned()),
+        ] {
+            let arguments = arguments.as_object().unwrap().clone();
+            let judged = explain_call(&slug, &definition, &list, tool, arguments)
+                .await
+                .unwrap();
+            assert_eq!(judged, format!("{said} {expected}"));
+        }
+    }
+    // Without a rule that touches it there is nothing more to say.
+    let plain = agent(json!({}));
+    assert_eq!(
+        says(&plain, &previewed(&plain), "myapp_send"),
+        r#"writer has no tool "myapp_send"."#
+    );
 }

@@ -3,8 +3,9 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use oubliette_protocol::{CatalogId, agent::AgentToolSettings, tool::ToolRule};
+use oubliette_protocol::{CatalogId, agent::AgentToolSettings, rule_entry::RuleEntry, tool::ToolRule};
 use oubliette_tools::{
+    CallRules,
     allow::ToolRules,
     name,
     registry::{NameResolution, OfferedTools, RegistryEntry, ToolInfo, ToolRegistry},
@@ -69,9 +70,12 @@ fn alias_in_allow_list() {
         );
         assert_eq!(listed(&registry), ["read"]);
         for called in ["read", "@files/read_file", "files_read_file"] {
-            assert!(tool(&registry, called).verdict.allows());
+            assert!(tool(&registry, called).rules.verdict.allows());
         }
-        assert_eq!(tool(&registry, "files_write_file").verdict, ToolRule::NotListed);
+        assert_eq!(
+            tool(&registry, "files_write_file").rules.verdict,
+            ToolRule::NotListed
+        );
     }
 }
 
@@ -145,7 +149,7 @@ fn a_tool_that_may_not_be_called_takes_no_name() {
         &[offer("files", &["read"]), offer("notes", &["x"])],
     );
     assert_eq!(&*tool(&registry, "files_read").canonical, "@notes/x");
-    assert!(!tool(&registry, "@files/read").verdict.allows());
+    assert!(!tool(&registry, "@files/read").rules.verdict.allows());
 }
 
 #[test]
@@ -193,7 +197,10 @@ fn a_name_outside_use_is_distinguished_from_an_unknown_one() {
     assert!(matches!(
         registry.resolve("@files/y"),
         NameResolution::Missing {
-            verdict: ToolRule::AllOfUse,
+            rules: CallRules {
+                verdict: ToolRule::AllOfUse,
+                ..
+            },
             down_reason: None,
             ..
         }
@@ -201,7 +208,10 @@ fn a_name_outside_use_is_distinguished_from_an_unknown_one() {
     assert!(matches!(
         registry.resolve("@files/by"),
         NameResolution::Missing {
-            verdict: ToolRule::Denied(_),
+            rules: CallRules {
+                verdict: ToolRule::Denied(_),
+                ..
+            },
             ..
         }
     ));
@@ -242,8 +252,8 @@ fn ten_thousand_tools_with_ten_thousand_rules() {
     );
     assert_eq!(registry.entries().len(), 10_000);
     assert_eq!(&*tool(&registry, "t999").canonical, "@big/tool.999");
-    assert!(!tool(&registry, "big_tool_100").verdict.allows());
-    assert!(tool(&registry, "big_tool_9999").verdict.allows());
+    assert!(!tool(&registry, "big_tool_100").rules.verdict.allows());
+    assert!(tool(&registry, "big_tool_9999").rules.verdict.allows());
 }
 
 #[test]
@@ -292,12 +302,17 @@ fn agent_and_offers() -> impl Strategy<Value = (AgentToolSettings, Vec<OfferedTo
                 .collect();
             let tools = AgentToolSettings {
                 uses: offers.iter().map(|offer| offer.id.clone()).collect(),
-                allowed,
-                denied,
+                allowed: entries(allowed),
+                denied: entries(denied),
+                ask: Vec::new(),
                 aliases: aliases.into_iter().map(|(a, t)| (a.to_owned(), t)).collect(),
             };
             (tools, offers)
         })
+}
+
+fn entries(patterns: Vec<String>) -> Vec<RuleEntry> {
+    patterns.iter().map(|pattern| pattern.as_str().into()).collect()
 }
 
 fn build_registry(tools: &AgentToolSettings, offers: &[OfferedTools]) -> ToolRegistry {
@@ -337,8 +352,8 @@ proptest! {
         let registry = build_registry(&tools, &offers);
         for entry in registry.entries() {
             let mut names = entry.aliases.iter().chain([&entry.plain]).map(String::as_str).chain([&*entry.canonical]);
-            let denied = names.any(|name| tools.denied.iter().any(|p| oubliette_tools::allow::glob_matches(p, name)));
-            prop_assert_eq!(denied, matches!(entry.verdict, ToolRule::Denied(_)));
+            let denied = names.any(|name| tools.denied.iter().any(|p| oubliette_tools::pattern_list::glob_matches(&p.tool, name)));
+            prop_assert_eq!(denied, matches!(entry.rules.verdict, ToolRule::Denied(_)));
         }
     }
 
@@ -348,14 +363,14 @@ proptest! {
         // Naming the canonical name of every allowed alias as well changes nothing, and the other way round.
         let mut wider = tools.clone();
         for (alias, target) in &tools.aliases {
-            if tools.allowed.contains(alias) {
-                wider.allowed.push(target.clone());
-            } else if tools.allowed.contains(target) {
-                wider.allowed.push(alias.clone());
+            if tools.allowed.iter().any(|entry| entry.tool == *alias) {
+                wider.allowed.push(target.as_str().into());
+            } else if tools.allowed.iter().any(|entry| entry.tool == *target) {
+                wider.allowed.push(alias.as_str().into());
             }
         }
         let again = build_registry(&wider, &offers);
-        let allowed = |r: &ToolRegistry| r.entries().iter().map(|e| e.verdict.allows()).collect::<Vec<_>>();
+        let allowed = |r: &ToolRegistry| r.entries().iter().map(|e| e.rules.verdict.allows()).collect::<Vec<_>>();
         prop_assert_eq!(allowed(&registry), allowed(&again));
     }
 

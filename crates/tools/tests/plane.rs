@@ -16,6 +16,7 @@ fn other_token() -> CallOrigin {
         token_id: Some(TokenId::generate()),
         scope: Scope::Write,
         project: None,
+        inside: None,
     })
 }
 

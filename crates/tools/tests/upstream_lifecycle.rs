@@ -15,7 +15,7 @@ use std::{
 
 use oubliette_protocol::{ErrorCode, debug::DebugBody, tool::HealthStatus};
 use oubliette_sandbox::{IsolationLevel, LocalDriver, LocalDriverConfig, SandboxDriver};
-use oubliette_tools::{CallContext, Trust, upstream::Upstream};
+use oubliette_tools::{CallContext, TrustedResources, upstream::Upstream};
 use serde_json::json;
 use upstream_support::{
     UpstreamFixture, call_text, object, raw, remote_definition, soon, stdio_definition, tool_server_path,
@@ -46,9 +46,9 @@ async fn stdio_mcp_server_spawned() {
     let mut fixture = UpstreamFixture::new(stdio_definition(
         json!({"env":{"OWN":"own","TOKEN":"${env:HOST_TOKEN}"}}),
     ));
-    fixture.spec.setup.trust = Arc::new(Trust {
+    fixture.spec.setup.trust = Arc::new(TrustedResources {
         env: vec!["HOST_TOKEN".into()],
-        ..Trust::default()
+        ..TrustedResources::default()
     });
     fixture.spec.setup.env = Arc::new(HashMap::from([("HOST_TOKEN".to_owned(), "hunter22".to_owned())]));
     let upstream = Upstream::start(fixture.spec.clone());
@@ -114,9 +114,9 @@ async fn stdio_mcp_server_spawned_in_its_own_sandbox() {
     }
     let programs: PathBuf = tool_server_path().parent().unwrap().to_path_buf();
     let mut fixture = UpstreamFixture::new(stdio_definition(json!({"read_only":[programs]})));
-    fixture.spec.setup.trust = Arc::new(Trust {
+    fixture.spec.setup.trust = Arc::new(TrustedResources {
         read_only: vec![programs],
-        ..Trust::default()
+        ..TrustedResources::default()
     });
     fixture.spec.setup.sandbox = Arc::new(local);
     std::fs::write(fixture.workspace.path().join("note"), "from the workspace").unwrap();
@@ -180,9 +180,9 @@ async fn mcp_server_fails_to_start() {
     // A server that exits, with a reason and a secret on stderr.
     let env = json!({"TOOL_SERVER_EXITS":"1","TOOL_SERVER_SAYS":"no licence for ${env:KEY}"});
     let mut fixture = UpstreamFixture::new(stdio_definition(json!({"env":env,"restart":{"maxAttempts":0}})));
-    fixture.spec.setup.trust = Arc::new(Trust {
+    fixture.spec.setup.trust = Arc::new(TrustedResources {
         env: vec!["KEY".into()],
-        ..Trust::default()
+        ..TrustedResources::default()
     });
     fixture.spec.setup.env = Arc::new(HashMap::from([("KEY".to_owned(), "s3cret-key".to_owned())]));
     let upstream = fixture.start().await;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use oubliette_protocol::{ErrorCode, relay::ProgressReport, tool::HealthStatus};
-use oubliette_tools::{CallContext, Trust, upstream::Upstream};
+use oubliette_tools::{CallContext, TrustedResources, upstream::Upstream};
 use parking_lot::Mutex;
 use rmcp::transport::streamable_http_server::StreamableHttpServerConfig;
 use serde_json::{Value, json};
@@ -171,9 +171,9 @@ async fn ws_tcp_mcp_server_connected() {
             format!("ws://{address}/mcp?x=1"),
             headers,
         ));
-        fixture.spec.setup.trust = Arc::new(Trust {
+        fixture.spec.setup.trust = Arc::new(TrustedResources {
             env: vec!["WS_KEY".into()],
-            ..Trust::default()
+            ..TrustedResources::default()
         });
         fixture.spec.setup.env = Arc::new(std::collections::HashMap::from([(
             "WS_KEY".to_owned(),

@@ -2,9 +2,12 @@
 //!
 //! The crate `agent-client-protocol` provides the message types; its connection is not used, because it queues
 //! what the agent writes without bound. Here a line is read only when the session asks for one, so an agent
-//! that writes too much blocks on its own pipe, and the queue to an agent that does not read is bounded.
+//! that writes too much blocks on its own pipe, and the queue to an agent that does not read is bounded. The line, the
+//! message it becomes and the queue are charged to the session's budget.
 
-use oubliette_protocol::relay::RpcError;
+use std::collections::VecDeque;
+
+use oubliette_protocol::{ByteBudget, ByteCharge, Error, OverBudget, budget::parsed_bytes, relay::RpcError};
 use oubliette_relay::{
     CloseReason, LineSplitter, RejectedLine, RpcId, RpcMessage, message::AnswerError, parse_line,
 };
@@ -19,6 +22,10 @@ use crate::config::AgentOutputLimits;
 
 /// How many messages may be queued for an agent's stdin; when the queue is full, the agent does not read.
 const OUTGOING_QUEUE_LEN: usize = 256;
+/// How many lines that are not ACP are kept, to be shown when the agent fails.
+const MAX_REJECTED_LINES: usize = 8;
+/// The largest message of an agent that is not charged.
+const UNCHARGED_BYTES: usize = 64 * 1024;
 
 /// Why the connection to an agent cannot be used any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +38,8 @@ pub(crate) enum AcpConnectionError {
     InvalidLines(usize, String),
     #[error("it does not read what it is sent")]
     NotReading,
+    #[error("{0}")]
+    OverBudget(#[from] OverBudget),
 }
 
 /// A message from an agent.
@@ -56,38 +65,56 @@ type BoxedReader = Box<dyn AsyncRead + Send + Sync + Unpin>;
 /// The ACP connection to one agent process.
 pub(crate) struct AcpConnection {
     lines: LineSplitter<BoxedReader>,
-    outgoing: mpsc::Sender<Vec<u8>>,
+    outgoing: mpsc::Sender<OutgoingLine>,
     next_id: u64,
     invalid_lines: usize,
+    /// The last lines that were not ACP, cut.
+    rejected_lines: VecDeque<String>,
     limits: AgentOutputLimits,
+    budget: ByteBudget,
+    /// What the last received message is charged, until the next is received.
+    message_charge: ByteCharge,
 }
+
+/// A line to the agent, and what it is charged until it is written.
+type OutgoingLine = (Vec<u8>, ByteCharge);
 
 impl AcpConnection {
     pub(crate) fn new(
         stdin: impl AsyncWrite + Send + Unpin + 'static,
         stdout: impl AsyncRead + Send + Sync + Unpin + 'static,
         limits: AgentOutputLimits,
+        budget: ByteBudget,
     ) -> Self {
         let (outgoing, queue) = mpsc::channel(OUTGOING_QUEUE_LEN);
         tokio::spawn(write_lines(stdin, queue));
         Self {
-            lines: LineSplitter::new(Box::new(stdout), limits.line_bytes),
+            lines: LineSplitter::new(Box::new(stdout), limits.line_bytes, &budget),
             outgoing,
             next_id: 1,
             invalid_lines: 0,
+            rejected_lines: VecDeque::new(),
             limits,
+            message_charge: budget.empty_charge(),
+            budget,
         }
     }
 
-    /// The next message of the agent. Cancel-safe.
+    /// The next message of the agent. The one before has been handled. Cancel-safe.
     pub(crate) async fn receive(&mut self) -> Result<AgentMessage, AcpConnectionError> {
         loop {
+            self.message_charge.resize(0)?;
             let line = self.lines.next().await.map_err(|why| match why {
                 CloseReason::LineTooLong(limit) => AcpConnectionError::LineTooLong(limit),
+                CloseReason::OverBudget(over) => AcpConnectionError::OverBudget(over),
                 _ => AcpConnectionError::Closed,
             })?;
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
+            }
+            let parsed = parsed_bytes(line);
+            if parsed > UNCHARGED_BYTES {
+                self.message_charge.resize(parsed)?;
             }
             match parse_line(line) {
                 Ok(RpcMessage::Request { id, method, params }) => {
@@ -103,17 +130,36 @@ impl AcpConnection {
                             outcome: outcome.map_err(to_rpc_error),
                         });
                     }
-                    None => count_invalid_line(line, &mut self.invalid_lines, &self.limits)?,
+                    None => count_invalid_line(
+                        line,
+                        &mut self.invalid_lines,
+                        &mut self.rejected_lines,
+                        &self.limits,
+                    )?,
                 },
                 Err(RejectedLine { id: Some(id), error }) => {
-                    count_invalid_line(line, &mut self.invalid_lines, &self.limits)?;
+                    count_invalid_line(
+                        line,
+                        &mut self.invalid_lines,
+                        &mut self.rejected_lines,
+                        &self.limits,
+                    )?;
                     self.answer(id, Err(*error))?;
                 }
-                Err(RejectedLine { id: None, .. }) => {
-                    count_invalid_line(line, &mut self.invalid_lines, &self.limits)?
-                }
+                Err(RejectedLine { id: None, .. }) => count_invalid_line(
+                    line,
+                    &mut self.invalid_lines,
+                    &mut self.rejected_lines,
+                    &self.limits,
+                )?,
             }
         }
+    }
+
+    /// The end of what the agent wrote to its stdout besides ACP; `None` when it wrote nothing else.
+    pub(crate) fn rejected_lines(&self) -> Option<String> {
+        let lines: Vec<&str> = self.rejected_lines.iter().map(String::as_str).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
     /// Sends a request; the response arrives later as [`AgentMessage::Response`] with the returned id.
@@ -139,22 +185,30 @@ impl AcpConnection {
         })
     }
 
+    /// Answers a request; with `limit_exceeded` if the agent has not read so many answers that this one does not fit.
     pub(crate) fn answer(
         &mut self,
         id: RpcId,
         outcome: Result<Value, RpcError>,
     ) -> Result<(), AcpConnectionError> {
-        self.send(&RpcMessage::Response {
-            id: Some(id),
+        let answer = |outcome: Result<Value, RpcError>| RpcMessage::Response {
+            id: Some(id.clone()),
             outcome: outcome.map_err(AnswerError::Remote),
-        })
+        };
+        match self.send(&answer(outcome)) {
+            Err(AcpConnectionError::OverBudget(over)) => {
+                self.send(&answer(Err(RpcError::from(&Error::from(over)))))
+            }
+            sent => sent,
+        }
     }
 
     fn send(&mut self, message: &RpcMessage) -> Result<(), AcpConnectionError> {
         let Ok(line) = message.to_line(usize::MAX) else {
             return Ok(());
         };
-        self.outgoing.try_send(line).map_err(|why| match why {
+        let charge = self.budget.charge(line.len())?;
+        self.outgoing.try_send((line, charge)).map_err(|why| match why {
             mpsc::error::TrySendError::Full(_) => AcpConnectionError::NotReading,
             mpsc::error::TrySendError::Closed(_) => AcpConnectionError::Closed,
         })
@@ -165,11 +219,16 @@ impl AcpConnection {
 fn count_invalid_line(
     line: &[u8],
     count: &mut usize,
+    kept: &mut VecDeque<String>,
     limits: &AgentOutputLimits,
 ) -> Result<(), AcpConnectionError> {
     *count += 1;
     let shown: String = String::from_utf8_lossy(line).chars().take(200).collect();
     tracing::debug!(line = shown, "an agent wrote a line that is not ACP");
+    if kept.len() >= MAX_REJECTED_LINES {
+        kept.pop_front();
+    }
+    kept.push_back(shown.clone());
     match *count >= limits.invalid_lines {
         true => Err(AcpConnectionError::InvalidLines(*count, shown)),
         false => Ok(()),
@@ -199,8 +258,8 @@ fn to_json(params: &impl Serialize) -> Value {
     serde_json::to_value(params).unwrap_or(Value::Null)
 }
 
-async fn write_lines(mut stdin: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Vec<u8>>) {
-    while let Some(line) = queue.recv().await {
+async fn write_lines(mut stdin: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<OutgoingLine>) {
+    while let Some((line, _charge)) = queue.recv().await {
         if stdin.write_all(&line).await.is_err() || stdin.flush().await.is_err() {
             return;
         }
@@ -220,6 +279,7 @@ mod tests {
                 invalid_lines,
                 ..AgentOutputLimits::default()
             },
+            ByteBudget::default(),
         )
     }
 
@@ -239,12 +299,36 @@ mod tests {
     #[tokio::test]
     async fn a_full_queue_to_an_agent_that_does_not_read_is_an_error() {
         let (near, _far) = tokio::io::duplex(16);
-        let mut connection = AcpConnection::new(near, &b""[..], AgentOutputLimits::default());
+        let limits = AgentOutputLimits::default();
+        let mut connection = AcpConnection::new(near, &b""[..], limits, ByteBudget::default());
         let error = (0..10_000).find_map(|_| {
             connection
                 .notify("session/cancel", &json!({ "text": "x".repeat(100) }))
                 .err()
         });
         assert_eq!(error, Some(AcpConnectionError::NotReading));
+    }
+
+    #[tokio::test]
+    async fn answers_that_nobody_reads_stay_within_the_budget() {
+        let (near, far) = tokio::io::duplex(16);
+        let budget = ByteBudget::new("session_buffer_mb", 1_000_000);
+        let limits = AgentOutputLimits::default();
+        let mut connection = AcpConnection::new(near, &b""[..], limits, budget.clone());
+        for id in 0..100_u64 {
+            let answer = json!({ "text": "x".repeat(100_000) });
+            connection.answer(id.into(), Ok(answer)).unwrap();
+            assert!(budget.used() <= 1_000_000);
+        }
+        drop(connection);
+        let mut lines = LineSplitter::new(far, 1_000_000, &ByteBudget::default());
+        let (mut whole, mut refused) = (0, 0);
+        while let Ok(line) = lines.next().await {
+            match String::from_utf8_lossy(line).contains("limit_exceeded") {
+                true => refused += 1,
+                false => whole += 1,
+            }
+        }
+        assert!(whole > 5 && whole + refused == 100, "{whole} {refused}");
     }
 }

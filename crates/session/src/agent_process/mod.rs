@@ -1,13 +1,26 @@
 //! [`AgentProcess`]: one agent process and the conversation with it, over ACP.
 //!
 //! - [`connection`]: its stdout and stdin, bounded.
-//! - [`AgentProcess`]: start, `initialize`, `session/new` or `session/load`, prompt, cancel.
-//! - [`permission`], [`memory`]: answers to the agent's requests.
-//! - [`turn_recorder`]: converts the agent's updates into events.
+//! - [`AgentProcess`]: start, `initialize`, cancel; [`tools_endpoint`]: how it is given its tools;
+//!   [`capabilities`]: what the agent can do; [`conversation`]: `session/new`, `session/resume` or `session/load`;
+//!   [`prompt`]: `session/prompt`; [`replay_filter`]: history that is replayed too late.
+//! - [`permission`], [`open_permissions`], [`memory`]: answers to the agent's requests; [`tool_name`]: which tool a call or request is about.
+//! - [`turn_recorder`]: converts the agent's updates into events, [`reported_calls`] those about tool calls;
+//!   [`event_bounds`]: how large events may be; [`terminal_escapes`]: what is removed from their texts.
 
+pub(crate) mod capabilities;
 pub(crate) mod connection;
+pub(crate) mod conversation;
+pub(crate) mod event_bounds;
 pub(crate) mod memory;
-mod permission;
+pub(crate) mod open_permissions;
+pub(crate) mod permission;
+pub(crate) mod prompt;
+pub(crate) mod replay_filter;
+pub(crate) mod reported_calls;
+pub(crate) mod terminal_escapes;
+pub(crate) mod tool_name;
+pub(crate) mod tools_endpoint;
 pub(crate) mod turn_recorder;
 
 #[cfg(test)]
@@ -18,30 +31,39 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use agent_client_protocol::{
     schema::ProtocolVersion,
     v1::schema::{
-        CancelNotification, ContentBlock, EnvVariable, Implementation, InitializeRequest, InitializeResponse,
-        LoadSessionRequest, McpServer, McpServerStdio, NewSessionRequest, NewSessionResponse, PromptRequest,
-        RequestPermissionRequest, SessionNotification, SessionUpdate, TextContent,
+        CancelNotification, Implementation, InitializeRequest, InitializeResponse, McpServer,
+        RequestPermissionRequest, RequestPermissionResponse, SessionNotification, SessionUpdate,
     },
 };
 use oubliette_protocol::{
-    Error, Result,
-    agent::PermissionPolicy,
+    ByteBudget, Error, Result,
     relay::{INVALID_PARAMS, METHOD_NOT_FOUND, RpcError},
 };
 use oubliette_sandbox::{IsolationLevel, SandboxDriver, SandboxError, SandboxHandle, SandboxSpec};
 use oubliette_tools::StderrTail;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
+pub(crate) use self::conversation::Conversation;
 use self::{
+    capabilities::AgentCapabilities,
     connection::{AcpConnection, AcpConnectionError, AgentMessage},
+    event_bounds::{MAX_TEXT_BYTES, truncate_text},
     memory::MemoryHandler,
+    open_permissions::{OpenPermissions, PermissionApprover},
+    permission::{PermissionDecision, PermissionResponder},
+    replay_filter::ReplayFilter,
+    terminal_escapes::strip_escapes,
+    tools_endpoint::ToolsEndpoint,
 };
-use crate::config::{AgentOutputLimits, SessionConfig};
+use crate::{
+    config::{AgentOutputLimits, SessionConfig},
+    shown_tools::ShownTools,
+};
 
-/// The name of the MCP server `oubliette-client` in the agent's configuration.
-const SERVER_NAME: &str = "oubliette";
+/// The method by which an agent asks for permission.
+const REQUEST_PERMISSION: &str = "session/request_permission";
 
 /// How long to wait for the exit of an agent that closed its stdout, and then for the end of its stderr.
 const EXIT_WAIT: Duration = Duration::from_secs(3);
@@ -49,22 +71,13 @@ const EXIT_WAIT: Duration = Duration::from_secs(3);
 /// What an agent process is started with.
 pub(crate) struct AgentStart {
     pub(crate) spec: SandboxSpec,
-    /// The environment of `oubliette-client`.
-    pub(crate) client_env: Vec<(String, String)>,
-    pub(crate) permissions: PermissionPolicy,
+    pub(crate) tools_endpoint: ToolsEndpoint,
+    pub(crate) permission_approver: PermissionApprover,
+    pub(crate) permissions: PermissionResponder,
     pub(crate) memory: MemoryHandler,
     /// The definition's `prompt`, for ACP agents; `None` for the built-in agent, which gets it in its
     /// configuration.
     pub(crate) instructions: Option<String>,
-}
-
-/// An agent's conversation (an ACP session), stored to be loaded when the agent is started again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Conversation {
-    /// The ACP session id the agent gave it.
-    id: String,
-    /// Whether the agent's instructions were sent in it.
-    instructed: bool,
 }
 
 /// A running agent process and the ACP connection to it.
@@ -72,15 +85,24 @@ pub(crate) struct AgentProcess {
     connection: AcpConnection,
     handle: SandboxHandle,
     stderr: StderrTail,
-    permissions: PermissionPolicy,
+    open_permissions: OpenPermissions,
+    permissions: PermissionResponder,
     memory: MemoryHandler,
-    client: McpServerStdio,
+    /// The MCP server that the agent is given.
+    tools_server: McpServer,
     cwd: PathBuf,
     instructions: Option<String>,
     /// The open conversation; `None` until [`AgentProcess::open_conversation`] has succeeded.
     conversation: Option<Conversation>,
-    can_load: bool,
+    capabilities: AgentCapabilities,
     cancelling: bool,
+    /// Whether the conversation was loaded by a method that replays its history, and not prompted since.
+    replays: bool,
+    replay_filter: Option<ReplayFilter>,
+    /// When the agent must have connected to its tools; `None` when that was checked.
+    tools_due: Option<std::time::Instant>,
+    /// What went wrong without stopping the agent, to be logged.
+    notices: Vec<Error>,
 }
 
 /// What a message of the agent means for the session.
@@ -102,49 +124,42 @@ impl AgentProcess {
         sandbox: &Arc<dyn SandboxDriver>,
         start: AgentStart,
         limits: AgentOutputLimits,
+        buffers: ByteBudget,
     ) -> Result<Self> {
         let AgentStart {
             spec,
-            client_env,
+            tools_endpoint,
             permissions,
+            permission_approver,
             memory,
             instructions,
         } = start;
         let running = sandbox.spawn(spec).await.map_err(sandbox_error)?;
         let paths = running.paths;
-        let env = client_env.into_iter().map(|(name, value)| {
-            let seen = if value.starts_with('/') {
-                paths.resolve(&value).to_string_lossy().into_owned()
-            } else {
-                value
-            };
-            EnvVariable::new(name, seen)
-        });
-        let client = McpServerStdio::new(SERVER_NAME, paths.resolve(oubliette_sandbox::spec::CLIENT))
-            .env(env.collect());
+        let tools_server = tools_endpoint.into_server(&paths);
         Ok(Self {
-            connection: AcpConnection::new(running.stdin, running.stdout, limits),
+            connection: AcpConnection::new(running.stdin, running.stdout, limits, buffers),
             handle: running.handle,
             stderr: StderrTail::follow(running.stderr),
             permissions,
+            open_permissions: OpenPermissions::new(permission_approver),
             memory,
-            client,
+            tools_server,
             cwd: paths.resolve(oubliette_sandbox::spec::WORKSPACE),
             instructions,
             conversation: None,
-            can_load: false,
+            capabilities: AgentCapabilities::default(),
             cancelling: false,
+            replays: false,
+            replay_filter: None,
+            tools_due: None,
+            notices: Vec::new(),
         })
     }
 
     /// The isolation level of its sandbox.
     pub(crate) fn level(&self) -> IsolationLevel {
         self.handle.level()
-    }
-
-    /// Its process id on the host.
-    pub(crate) fn pid(&self) -> u32 {
-        self.handle.pid()
     }
 
     /// The open conversation.
@@ -165,80 +180,55 @@ impl AgentProcess {
         let answer = self
             .request_and_wait("initialize", &request, config.initialize_timeout)
             .await?;
-        let answer: InitializeResponse = parse_answer("initialize", answer)?;
-        if answer.protocol_version != ProtocolVersion::V1 {
+        let parsed: InitializeResponse = parse_answer("initialize", answer.clone())?;
+        if parsed.protocol_version != ProtocolVersion::V1 {
             return Err(Error::unavailable(
                 "the agent does not speak version 1 of the Agent Client Protocol",
             ));
         }
-        self.can_load = answer.agent_capabilities.load_session;
-        Ok(())
+        self.capabilities = AgentCapabilities::read(&parsed, &answer);
+        match &self.tools_server {
+            McpServer::Http(_) if !self.capabilities.http_servers => Err(Error::unavailable(format!(
+                "\"runtime\": {{\"mcp_transport\": \"http\"}} is set, but {} says in its answer to initialize that it takes no \
+                 MCP servers over HTTP (mcpCapabilities.http); remove mcp_transport from agent.json, so that it is given its \
+                 tools over stdio",
+                self.agent_name()
+            ))),
+            _ => Ok(()),
+        }
     }
 
-    /// Opens the conversation: loads `before` if the agent can, else starts a new one.
-    pub(crate) async fn open_conversation(
-        &mut self,
-        before: Option<&Conversation>,
-        config: &SessionConfig,
-    ) -> Result<()> {
-        let servers = vec![McpServer::Stdio(self.client.clone())];
-        // ACP has no stable field for instructions. Some agents read `_meta.systemPrompt`; for the others
-        // `prompt` sends them with the first message.
-        let meta = self.instructions.as_ref().map(|instructions| {
-            let append = serde_json::json!({ "append": instructions });
-            serde_json::Map::from_iter([("systemPrompt".to_owned(), append)])
-        });
-        if let Some(before) = before.filter(|_| self.can_load) {
-            let request = LoadSessionRequest::new(before.id.clone(), self.cwd.clone())
-                .mcp_servers(servers.clone())
-                .meta(meta.clone());
-            match self
-                .request_and_wait("session/load", &request, config.open_timeout)
-                .await
-            {
-                Ok(_) => {
-                    self.conversation = Some(before.clone());
-                    return Ok(());
-                }
-                // The agent may have lost its files: it goes on with a new conversation.
-                Err(error) if self.handle.exit().is_none() => {
-                    tracing::info!(%error, "session/load failed; starting a new conversation");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        let request = NewSessionRequest::new(self.cwd.clone())
-            .mcp_servers(servers)
-            .meta(meta);
-        let answer = self
-            .request_and_wait("session/new", &request, config.open_timeout)
-            .await?;
-        let answer: NewSessionResponse = parse_answer("session/new", answer)?;
-        self.conversation = Some(Conversation {
-            id: answer.session_id.0.to_string(),
-            instructed: self.instructions.is_none(),
-        });
-        Ok(())
+    /// What went wrong since the last call without stopping the agent.
+    pub(crate) fn take_notices(&mut self) -> Vec<Error> {
+        std::mem::take(&mut self.notices)
     }
 
-    /// Sends a prompt; its answer arrives as [`HandledMessage::Response`] with the returned id.
-    pub(crate) fn prompt(&mut self, text: &str) -> Result<u64, AcpConnectionError> {
-        self.cancelling = false;
-        let block = |text: &str| ContentBlock::Text(TextContent::new(text));
-        // Agents recognise their own commands by a leading `/`, so nothing is put before such a message.
-        let due = self.conversation.as_ref().is_some_and(|open| !open.instructed);
-        let instructions = self
-            .instructions
-            .as_deref()
-            .filter(|_| due && !text.starts_with('/'));
-        let blocks = instructions.into_iter().chain([text]).map(block).collect();
-        let given = instructions.is_some();
-        let request = PromptRequest::new(self.conversation_id().to_owned(), blocks);
-        let asked = self.connection.request("session/prompt", &request)?;
-        if let Some(open) = self.conversation.as_mut() {
-            open.instructed |= given;
+    /// When the agent must have connected to its tools; `None` when that was checked.
+    pub(crate) fn tools_due(&self) -> Option<std::time::Instant> {
+        self.tools_due
+    }
+
+    /// Checks once whether the agent has connected to its tools. Returns the likely reason if it has not.
+    pub(crate) fn check_tools(&mut self, listing: &ShownTools) -> Option<String> {
+        self.tools_due = None;
+        if listing.is_connected() {
+            return None;
         }
-        Ok(asked)
+        let agent = self.agent_name();
+        Some(self.with_output(format!(
+            "{agent} has opened its conversation and not {} that it was given for it. Some agents drop such servers until \
+             their workspace is trusted, or take them only from their own configuration: `oubliette agent presets` has \
+             settings that work",
+            tools_endpoint::describe(&self.tools_server)
+        )))
+    }
+
+    /// What the agent calls itself, for error texts.
+    fn agent_name(&self) -> &str {
+        match self.capabilities.agent.as_str() {
+            "" => "the agent",
+            named => named,
+        }
     }
 
     /// Asks the agent to end the turn; permission requests are answered `cancelled` from now on.
@@ -250,7 +240,12 @@ impl AgentProcess {
 
     /// The next message of the agent. Cancel-safe.
     pub(crate) async fn receive(&mut self) -> Result<AgentMessage, AcpConnectionError> {
-        self.connection.receive().await
+        loop {
+            tokio::select! {
+                message = self.connection.receive() => return message,
+                (id, answer) = self.open_permissions.next() => self.connection.answer(id, encode_answer(answer))?,
+            }
+        }
     }
 
     /// Handles a message, and answers it if it is a request. Not cancel-safe: the request would stay unanswered.
@@ -266,7 +261,12 @@ impl AgentProcess {
                         if self.conversation.is_some()
                             && self.conversation_id() == &*notification.session_id.0 =>
                     {
-                        HandledMessage::Update(Box::new(notification.update))
+                        self.permissions.note_update(&notification.update);
+                        let filter = self.replay_filter.as_mut();
+                        match filter.is_none_or(|filter| filter.is_live(&notification.update)) {
+                            true => HandledMessage::Update(Box::new(notification.update)),
+                            false => HandledMessage::Handled,
+                        }
                     }
                     Ok(_) => HandledMessage::Handled,
                     Err(error) => {
@@ -276,6 +276,22 @@ impl AgentProcess {
                 },
                 _ => HandledMessage::Handled,
             }),
+            AgentMessage::Request { id, method, params } if method == REQUEST_PERMISSION => {
+                let answer = match serde_json::from_value::<RequestPermissionRequest>(params) {
+                    Err(error) => Err(invalid_params(&error)),
+                    Ok(request) => match self.permissions.answer(&request, self.cancelling) {
+                        PermissionDecision::Answered(response) => encode_answer(response),
+                        PermissionDecision::AskAbout(tool) => {
+                            match self.open_permissions.ask(id.clone(), request, tool) {
+                                Some((_, answer)) => encode_answer(answer),
+                                None => return Ok(HandledMessage::Handled),
+                            }
+                        }
+                    },
+                };
+                self.connection.answer(id, answer)?;
+                Ok(HandledMessage::Handled)
+            }
             AgentMessage::Request { id, method, params } => {
                 let answer = self.answer_request(&method, params).await;
                 self.connection.answer(id, answer)?;
@@ -293,15 +309,10 @@ impl AgentProcess {
         if let Some(answer) = self.memory.answer(method, &params).await {
             return answer;
         }
-        match method {
-            "session/request_permission" => {
-                let request: RequestPermissionRequest =
-                    serde_json::from_value(params).map_err(|e| refuse(INVALID_PARAMS, e.to_string()))?;
-                let answer = permission::answer(&request, self.permissions, self.cancelling);
-                serde_json::to_value(answer).map_err(|e| refuse(-32603, e.to_string()))
-            }
-            _ => Err(refuse(METHOD_NOT_FOUND, format!("{method} is not offered"))),
-        }
+        Err(refuse(
+            METHOD_NOT_FOUND,
+            format!("{} is not offered", oubliette_protocol::id::quoted(method)),
+        ))
     }
 
     /// Sends a request and waits for the response, handling other messages meanwhile. Updates received here are
@@ -318,14 +329,14 @@ impl AgentProcess {
         };
         let deadline = Instant::now() + timeout;
         loop {
-            let message = match tokio::time::timeout_at(deadline, self.connection.receive()).await {
+            let message = match tokio::time::timeout_at(deadline, self.receive()).await {
                 Ok(message) => message,
                 Err(_) => {
                     let text = format!(
                         "the agent did not answer {method} within {} s",
                         timeout.as_secs_f32()
                     );
-                    return Err(Error::timeout(self.with_stderr(text)));
+                    return Err(Error::timeout(self.with_output(text)));
                 }
             };
             let handled = match message {
@@ -336,7 +347,7 @@ impl AgentProcess {
                 Ok(HandledMessage::Response { id, outcome }) if id == asked => {
                     return outcome.map_err(|error| {
                         let text = format!("the agent refused {method}: {}", agent_error_text(&error));
-                        Error::unavailable(self.with_stderr(text))
+                        Error::unavailable(self.with_output(text))
                     });
                 }
                 Ok(_) => {}
@@ -352,16 +363,24 @@ impl AgentProcess {
             let exit = tokio::time::timeout(EXIT_WAIT, self.handle.wait()).await;
             let _ = tokio::time::timeout(EXIT_WAIT, self.stderr.wait_closed()).await;
             let how = exit.map_or_else(|_| why.to_string(), |exit| format!("it ended with {exit}"));
-            return Error::unavailable(self.with_stderr(format!("the agent stopped: {how}")));
+            return Error::unavailable(self.with_output(format!("the agent stopped: {how}")));
         }
-        Error::unavailable(self.with_stderr(format!("the agent was stopped: {why}")))
+        let text = self.with_output(format!("the agent was stopped: {why}"));
+        match why {
+            AcpConnectionError::OverBudget(_) => Error::limit_exceeded(text),
+            _ => Error::unavailable(text),
+        }
     }
 
-    fn with_stderr(&self, text: String) -> String {
-        match self.stderr.text() {
-            Some(tail) => format!("{text}; its stderr ends: {tail}"),
-            None => text,
+    /// Adds the end of what the agent wrote besides ACP: its stderr, and lines of its stdout that are no messages.
+    fn with_output(&self, mut text: String) -> String {
+        if let Some(tail) = self.stderr.text() {
+            text.push_str(&format!("; its stderr ends: {tail}"));
         }
+        if let Some(tail) = self.connection.rejected_lines() {
+            text.push_str(&format!("; its stdout ends: {tail}"));
+        }
+        strip_escapes(&text).into_owned()
     }
 
     /// Kills the process and all its descendants, and waits until they are gone.
@@ -371,26 +390,47 @@ impl AgentProcess {
     }
 }
 
-/// The text of an agent's JSON-RPC error. Some agents put the reason into `data`.
+fn encode_answer(answer: RequestPermissionResponse) -> Result<Value, RpcError> {
+    serde_json::to_value(answer).map_err(|error| RpcError {
+        code: -32603,
+        message: error.to_string(),
+        data: None,
+    })
+}
+
+fn invalid_params(error: &serde_json::Error) -> RpcError {
+    RpcError {
+        code: INVALID_PARAMS,
+        message: error.to_string(),
+        data: None,
+    }
+}
+
+/// The text of an agent's JSON-RPC error, cut to a length fit for an event. Some agents put the reason into `data`.
 pub(crate) fn agent_error_text(error: &RpcError) -> String {
-    match &error.data {
+    let text = match &error.data {
         Some(Value::String(more)) => format!("{}: {more}", error.message),
         Some(Value::Object(more)) => match more.get("details").or_else(|| more.get("message")) {
             Some(Value::String(more)) => format!("{}: {more}", error.message),
             _ => error.message.clone(),
         },
         _ => error.message.clone(),
-    }
+    };
+    truncate_text(text, MAX_TEXT_BYTES)
 }
 
 fn parse_answer<T: serde::de::DeserializeOwned>(method: &str, answer: Value) -> Result<T> {
-    serde_json::from_value(answer)
-        .map_err(|e| Error::unavailable(format!("the agent's answer to {method} was not understood: {e}")))
+    serde_json::from_value(answer).map_err(|e| {
+        // The error may quote what the agent wrote.
+        let text = format!("the agent's answer to {method} was not understood: {e}");
+        Error::unavailable(truncate_text(text, MAX_TEXT_BYTES))
+    })
 }
 
 fn sandbox_error(error: SandboxError) -> Error {
     match error {
         SandboxError::Invalid(why) => Error::invalid(why),
+        SandboxError::LimitExceeded(why) => Error::limit_exceeded(why),
         other => Error::unavailable(other.to_string()),
     }
 }

@@ -1,28 +1,36 @@
 //! [`TurnRecorder`]: converts what an agent reports during a turn into events of the log.
 //!
 //! It does no I/O: updates and the time are passed in, events are returned. Chunks of text are combined, so that
-//! an agent that streams byte by byte does not cause an event for each byte. Text and events of a turn are
-//! bounded.
+//! an agent that streams byte by byte does not cause an event for each byte; of plans and usage reports that follow
+//! closely only the last is returned. Text, events and tool calls of a turn are bounded, and so is each event.
 
-use std::{collections::HashMap, time::Instant};
+use std::time::{Duration, Instant};
 
-use agent_client_protocol::v1::schema::{
-    ContentBlock, ContentChunk, SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate,
+use agent_client_protocol::v1::schema::{ContentBlock, ContentChunk, SessionUpdate};
+use oubliette_protocol::{
+    ByteBudget, ByteCharge, OverBudget,
+    event::{EventBody, MessageRole},
 };
-use oubliette_protocol::event::{EventBody, MessageRole};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::{
+    event_bounds::{bounded_plan, bounded_usage},
+    reported_calls::ReportedCalls,
+    terminal_escapes::EscapeFilter,
+};
 use crate::config::AgentOutputLimits;
 
-/// The largest tool arguments or result stored in an event, in bytes of JSON.
-const MAX_VALUE_BYTES: usize = 1024 * 1024;
-/// The most tool calls recorded in one turn; later ones are ignored.
-const MAX_TOOL_CALLS: usize = 10_000;
+/// Text of a turn up to this, in bytes, is not charged.
+const UNCHARGED_BYTES: usize = 64 * 1024;
 
 /// An agent reported more in one turn than its limits allow.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the agent wrote more than {0} in one turn")]
-pub(crate) struct TurnLimitExceeded(String);
+pub(crate) enum TurnLimitExceeded {
+    #[error("the agent wrote more than {0} in one turn")]
+    TooMuch(String),
+    #[error("the agent's text is too much: {0}")]
+    OverBudget(#[from] OverBudget),
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TextKind {
@@ -30,15 +38,41 @@ enum TextKind {
     Thought,
 }
 
-/// A tool call the agent has reported in this turn.
-struct ReportedToolCall {
-    tool: String,
-    /// The arguments, until `tool_call` is returned.
-    arguments: Option<Value>,
-    /// Whether `tool_call` was returned.
-    announced: bool,
-    /// Whether `tool_result` was returned.
-    over: bool,
+/// Events of which each replaces the one before, so that not all have to be logged.
+#[derive(Default)]
+struct ReplaceableEvents {
+    /// The last one, if it was not returned yet.
+    pending: Option<EventBody>,
+    /// When one was last returned.
+    last: Option<Instant>,
+}
+
+impl ReplaceableEvents {
+    /// Returns an event if none was returned just before; else keeps it in place of an earlier one.
+    fn add(&mut self, event: EventBody, now: Instant, interval: Duration) -> Option<EventBody> {
+        self.pending = Some(event);
+        match self.last {
+            Some(last) if now < last + interval => None,
+            _ => {
+                self.last = Some(now);
+                self.pending.take()
+            }
+        }
+    }
+
+    /// When the kept event has to be returned.
+    fn due(&self, interval: Duration) -> Option<Instant> {
+        self.pending.as_ref().and(self.last).map(|last| last + interval)
+    }
+
+    /// Returns the kept event if it is due.
+    fn take_due(&mut self, now: Instant, interval: Duration) -> Option<EventBody> {
+        if self.due(interval)? > now {
+            return None;
+        }
+        self.last = Some(now);
+        self.pending.take()
+    }
 }
 
 /// The state of one turn's recording.
@@ -52,22 +86,34 @@ pub(crate) struct TurnRecorder {
     message_id: Option<String>,
     /// The completed messages of the turn.
     messages: Vec<String>,
-    calls: HashMap<String, ReportedToolCall>,
+    calls: ReportedCalls,
+    /// Removes terminal escapes from the text of each kind.
+    message_escapes: EscapeFilter,
+    thought_escapes: EscapeFilter,
+    plans: ReplaceableEvents,
+    usage: ReplaceableEvents,
     text_bytes: usize,
+    /// What the text is charged.
+    text_charge: ByteCharge,
     event_count: usize,
 }
 
 impl TurnRecorder {
-    pub(crate) fn new(limits: AgentOutputLimits) -> Self {
+    pub(crate) fn new(limits: AgentOutputLimits, buffers: &ByteBudget) -> Self {
         Self {
+            calls: ReportedCalls::new(limits.update_interval),
             limits,
             pending_text: None,
             last_delta: None,
             message: String::new(),
             message_id: None,
             messages: Vec::new(),
-            calls: HashMap::new(),
+            message_escapes: EscapeFilter::default(),
+            thought_escapes: EscapeFilter::default(),
+            plans: ReplaceableEvents::default(),
+            usage: ReplaceableEvents::default(),
             text_bytes: 0,
+            text_charge: buffers.empty_charge(),
             event_count: 0,
         }
     }
@@ -88,21 +134,24 @@ impl TurnRecorder {
             }
             SessionUpdate::ToolCall(call) => {
                 self.end_message(&mut events);
-                self.begin_call(call, &mut events);
+                self.calls.begin(call, now, &mut events);
             }
             SessionUpdate::ToolCallUpdate(update) => {
                 self.end_message(&mut events);
-                self.update_call(update, &mut events);
+                self.calls.update(update, now, &mut events);
             }
             SessionUpdate::Plan(plan) => {
                 self.end_message(&mut events);
-                events.push(EventBody::Plan {
-                    entries: json!(plan.entries),
-                });
+                let entries = bounded_plan(plan.entries);
+                let plan = EventBody::Plan { entries };
+                events.extend(self.plans.add(plan, now, self.limits.update_interval));
             }
             SessionUpdate::UsageUpdate(usage) => {
                 if let Ok(Value::Object(usage)) = serde_json::to_value(usage) {
-                    events.push(EventBody::Usage { usage });
+                    let usage = EventBody::Usage {
+                        usage: bounded_usage(usage),
+                    };
+                    events.extend(self.usage.add(usage, now, self.limits.update_interval));
                 }
             }
             // Echoes of the user's message, and updates meant for editors.
@@ -110,20 +159,42 @@ impl TurnRecorder {
         }
         self.event_count += events.len();
         match self.event_count > self.limits.turn_events {
-            true => Err(TurnLimitExceeded(format!("{} events", self.limits.turn_events))),
+            true => Err(TurnLimitExceeded::TooMuch(format!(
+                "{} events",
+                self.limits.turn_events
+            ))),
             false => Ok(events),
         }
     }
 
-    /// When pending text has to be flushed; `None` when there is none.
+    /// When something pending has to be flushed; `None` when there is nothing.
     pub(crate) fn flush_due(&self) -> Option<Instant> {
-        self.pending_text
-            .as_ref()
-            .map(|(_, _, since)| *since + self.limits.delta_interval)
+        let text = self.pending_text.as_ref();
+        let text = text.map(|(_, _, since)| *since + self.limits.delta_interval);
+        let updates = [&self.plans, &self.usage].map(|events| events.due(self.limits.update_interval));
+        updates
+            .into_iter()
+            .chain([text, self.calls.due()])
+            .flatten()
+            .min()
+    }
+
+    /// Returns what is pending and due.
+    pub(crate) fn flush(&mut self, now: Instant) -> Vec<EventBody> {
+        let since = self.pending_text.as_ref().map(|(_, _, since)| *since);
+        let mut events = Vec::new();
+        if since.is_some_and(|since| since + self.limits.delta_interval <= now) {
+            events.extend(self.flush_text(now));
+        }
+        self.calls.announce_due(Some(now), &mut events);
+        events.extend(self.plans.take_due(now, self.limits.update_interval));
+        events.extend(self.usage.take_due(now, self.limits.update_interval));
+        self.event_count += events.len();
+        events
     }
 
     /// Returns pending text as an event.
-    pub(crate) fn flush(&mut self, now: Instant) -> Option<EventBody> {
+    fn flush_text(&mut self, now: Instant) -> Option<EventBody> {
         let (kind, text, _) = self.pending_text.take()?;
         self.last_delta = Some(now);
         Some(match kind {
@@ -136,6 +207,9 @@ impl TurnRecorder {
     pub(crate) fn finish(mut self) -> (Vec<EventBody>, String) {
         let mut events = Vec::new();
         self.end_message(&mut events);
+        self.calls.announce_due(None, &mut events);
+        events.extend(self.plans.pending.take());
+        events.extend(self.usage.pending.take());
         (events, self.messages.join("\n"))
     }
 
@@ -146,16 +220,25 @@ impl TurnRecorder {
         now: Instant,
         events: &mut Vec<EventBody>,
     ) -> Result<(), TurnLimitExceeded> {
-        let text = text_of(&chunk.content);
+        let escapes = match kind {
+            TextKind::Message => &mut self.message_escapes,
+            TextKind::Thought => &mut self.thought_escapes,
+        };
+        let text = escapes.strip(text_of(&chunk.content)).into_owned();
         if text.is_empty() {
             return Ok(());
         }
+        // The agent goes on: the arguments of its calls are complete.
+        self.calls.announce_due(None, events);
         self.text_bytes += text.len();
         if self.text_bytes > self.limits.turn_text_bytes {
-            return Err(TurnLimitExceeded(format!(
+            return Err(TurnLimitExceeded::TooMuch(format!(
                 "{} bytes of text",
                 self.limits.turn_text_bytes
             )));
+        }
+        if self.text_bytes > UNCHARGED_BYTES {
+            self.text_charge.resize(self.text_bytes)?;
         }
         let id = chunk.message_id.as_ref().map(|id| id.0.to_string());
         match kind {
@@ -170,7 +253,7 @@ impl TurnRecorder {
             .as_ref()
             .is_some_and(|(pending, ..)| *pending != kind)
         {
-            events.extend(self.flush(now));
+            events.extend(self.flush_text(now));
         }
         if kind == TextKind::Message {
             self.message.push_str(&text);
@@ -184,7 +267,7 @@ impl TurnRecorder {
         let (_, pending, _) = self.pending_text.get_or_insert((kind, String::new(), since));
         pending.push_str(&text);
         if paused || pending.len() >= self.limits.delta_bytes {
-            events.extend(self.flush(now));
+            events.extend(self.flush_text(now));
         }
         Ok(())
     }
@@ -207,125 +290,12 @@ impl TurnRecorder {
             });
         }
     }
-
-    fn begin_call(&mut self, call: ToolCall, events: &mut Vec<EventBody>) {
-        let id = call.tool_call_id.0.to_string();
-        if self.calls.len() >= MAX_TOOL_CALLS && !self.calls.contains_key(&id) {
-            return;
-        }
-        let tool = call.name.clone().unwrap_or_else(|| call.title.clone());
-        let known = ReportedToolCall {
-            tool,
-            arguments: None,
-            announced: false,
-            over: false,
-        };
-        self.calls.entry(id.clone()).or_insert(known);
-        let content = json!(call.content);
-        self.advance_call(
-            &id,
-            call.raw_input,
-            Some(call.status),
-            call.raw_output,
-            content,
-            events,
-        );
-    }
-
-    fn update_call(&mut self, update: ToolCallUpdate, events: &mut Vec<EventBody>) {
-        let id = update.tool_call_id.0.to_string();
-        let fields = update.fields;
-        if self.calls.len() >= MAX_TOOL_CALLS && !self.calls.contains_key(&id) {
-            return;
-        }
-        let name = fields.name.or(fields.title);
-        let call = self.calls.entry(id.clone()).or_insert_with(|| ReportedToolCall {
-            tool: String::new(),
-            arguments: None,
-            announced: false,
-            over: false,
-        });
-        if let Some(name) = name
-            && (call.tool.is_empty() || !call.announced)
-        {
-            call.tool = name;
-        }
-        let content = fields.content.map_or(Value::Null, |content| json!(content));
-        self.advance_call(
-            &id,
-            fields.raw_input,
-            fields.status,
-            fields.raw_output,
-            content,
-            events,
-        );
-    }
-
-    /// Returns `tool_call` once, as soon as the call's arguments are known or it runs, and `tool_result` once.
-    fn advance_call(
-        &mut self,
-        id: &str,
-        input: Option<Value>,
-        status: Option<ToolCallStatus>,
-        output: Option<Value>,
-        content: Value,
-        events: &mut Vec<EventBody>,
-    ) {
-        let Some(call) = self.calls.get_mut(id) else {
-            return;
-        };
-        if let Some(input) = input.filter(|input| !input.is_null()) {
-            call.arguments = Some(input);
-        }
-        let empty = |v: &Value| v.as_object().is_some_and(serde_json::Map::is_empty);
-        let arguments_known = call.arguments.as_ref().is_some_and(|a| !empty(a));
-        let runs = status.is_some_and(|s| s != ToolCallStatus::Pending);
-        if !call.announced && (arguments_known || runs) {
-            call.announced = true;
-            events.push(EventBody::ToolCall {
-                tool_call_id: id.to_owned(),
-                tool: call.tool.clone(),
-                arguments: truncate_large(call.arguments.take().unwrap_or_else(|| json!({}))),
-            });
-        }
-        let ok = match status {
-            Some(ToolCallStatus::Completed) => true,
-            Some(ToolCallStatus::Failed) => false,
-            _ => return,
-        };
-        if !call.over {
-            call.over = true;
-            let result = output.filter(|o| !o.is_null()).unwrap_or(content);
-            let result = if result.as_array().is_some_and(Vec::is_empty) {
-                Value::Null
-            } else {
-                truncate_large(result)
-            };
-            events.push(EventBody::ToolResult {
-                tool_call_id: id.to_owned(),
-                ok,
-                result,
-            });
-        }
-    }
 }
 
-fn text_of(content: &ContentBlock) -> String {
+fn text_of(content: &ContentBlock) -> &str {
     match content {
-        ContentBlock::Text(text) => text.text.clone(),
-        ContentBlock::ResourceLink(link) => link.uri.clone(),
-        _ => String::new(),
+        ContentBlock::Text(text) => &text.text,
+        ContentBlock::ResourceLink(link) => &link.uri,
+        _ => "",
     }
-}
-
-fn truncate_large(value: Value) -> Value {
-    let text = value.to_string();
-    if text.len() <= MAX_VALUE_BYTES {
-        return value;
-    }
-    let end = (0..=MAX_VALUE_BYTES)
-        .rev()
-        .find(|&i| text.is_char_boundary(i))
-        .unwrap_or(0);
-    json!({ "truncated": true, "bytes": text.len(), "start": &text[..end] })
 }

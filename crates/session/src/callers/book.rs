@@ -19,7 +19,8 @@ use oubliette_protocol::{
 use serde_json::Value;
 
 use super::{
-    presence::{HoldEnd, HoldId, Presence},
+    answer_refusal::AnswerRefusal,
+    presence::{CallerPresence, HoldEnd, HoldId},
     recently_ended::{RecentEnding, RecentlyEnded},
 };
 
@@ -90,40 +91,9 @@ pub(crate) struct EndedCall<W> {
     pub ending: CallEnding,
 }
 
-/// Why an answer was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AnswerRefusal {
-    /// There is no such request, or it ended unanswered.
-    NotFound,
-    /// The request was answered already.
-    AlreadyAnswered,
-    /// The request belongs to a caller that another principal declared.
-    OtherPrincipal,
-}
-
-impl AnswerRefusal {
-    /// The refusal as text for the debugger.
-    pub(crate) fn reason(self) -> &'static str {
-        match self {
-            AnswerRefusal::NotFound => "no such request is open: it is unknown, or its answer came too late",
-            AnswerRefusal::AlreadyAnswered => "the request was answered already",
-            AnswerRefusal::OtherPrincipal => "the request belongs to another principal",
-        }
-    }
-
-    /// The refusal as an error for the client.
-    pub(crate) fn error(self) -> Error {
-        match self {
-            AnswerRefusal::NotFound => Error::not_found(self.reason()),
-            AnswerRefusal::AlreadyAnswered => Error::conflict(self.reason()),
-            AnswerRefusal::OtherPrincipal => Error::permission_denied(self.reason()),
-        }
-    }
-}
-
 /// Who declared a caller's tools, and over which connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Declarer {
+pub(crate) struct DeclarationOrigin {
     /// The declaring principal.
     pub principal: PrincipalId,
     /// The stateful MCP session the declaration came over, if it came over one.
@@ -133,9 +103,9 @@ pub(crate) struct Declarer {
 /// A caller with declared tools or open calls.
 #[derive(Debug)]
 struct DeclaredCaller {
-    declarer: Declarer,
+    declarer: DeclarationOrigin,
     declaration: Arc<CallerDeclaration>,
-    presence: Presence,
+    presence: CallerPresence,
     /// The declaring token was revoked or has expired.
     token_revoked: bool,
     /// The numbers of its open calls, oldest first.
@@ -199,7 +169,7 @@ impl<W> CallerBook<W> {
     /// caller already has open. Returns the calls that end because another principal took the id over.
     pub(crate) fn declare(
         &mut self,
-        declarer: Declarer,
+        declarer: DeclarationOrigin,
         declaration: CallerDeclaration,
         holds: impl IntoIterator<Item = HoldId>,
         now: Instant,
@@ -225,7 +195,7 @@ impl<W> CallerBook<W> {
             false => Vec::new(),
         };
         // A declaration proves presence, like a poll that was just answered.
-        let presence = Presence::new(holds, now + self.limits.linger);
+        let presence = CallerPresence::new(holds, now + self.limits.linger);
         match self.callers.get_mut(&caller_id) {
             Some(caller) => {
                 caller.declarer = declarer;
@@ -349,7 +319,7 @@ impl<W> CallerBook<W> {
     }
 
     /// Notes a stream, poll or waiting message opened by the callers for which `matches` is true.
-    pub(crate) fn add_hold(&mut self, hold: HoldId, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+    pub(crate) fn add_hold(&mut self, hold: HoldId, matches: impl Fn(&CallerId, &DeclarationOrigin) -> bool) {
         for (id, caller) in &mut self.callers {
             if matches(id, &caller.declarer) {
                 caller.presence.add_hold(hold);
@@ -365,7 +335,11 @@ impl<W> CallerBook<W> {
     }
 
     /// Marks the callers for which `matches` is true as absent, even if they seem to have streams open.
-    pub(crate) fn mark_left(&mut self, now: Instant, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+    pub(crate) fn mark_left(
+        &mut self,
+        now: Instant,
+        matches: impl Fn(&CallerId, &DeclarationOrigin) -> bool,
+    ) {
         for (id, caller) in &mut self.callers {
             if matches(id, &caller.declarer) {
                 caller.presence.mark_left(now);
@@ -431,7 +405,10 @@ impl<W> CallerBook<W> {
     }
 
     /// The log indexes of the open requests of the callers for which `matches` is true, oldest call first.
-    pub(crate) fn open_request_indexes(&self, matches: impl Fn(&CallerId, &Declarer) -> bool) -> Vec<i64> {
+    pub(crate) fn open_request_indexes(
+        &self,
+        matches: impl Fn(&CallerId, &DeclarationOrigin) -> bool,
+    ) -> Vec<i64> {
         let callers = self.callers.iter().filter(|(id, c)| matches(id, &c.declarer));
         let numbers: BTreeSet<u64> = callers.flat_map(|(_, c)| c.open.iter().copied()).collect();
         numbers

@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::{
-    book::{AnswerRefusal, CallEnding, CallerBook, Declarer, EndedCall, PrincipalId, RelayLimits},
+    answer_refusal::AnswerRefusal,
+    book::{CallEnding, CallerBook, DeclarationOrigin, EndedCall, PrincipalId, RelayLimits},
     presence::{HoldEnd, HoldId},
 };
 
@@ -42,8 +43,8 @@ fn declaration(n: u8, tools: &[&str]) -> oubliette_protocol::caller::CallerDecla
         .unwrap()
 }
 
-fn declarer(n: u8) -> Declarer {
-    Declarer {
+fn declarer(n: u8) -> DeclarationOrigin {
+    DeclarationOrigin {
         principal: owner(n),
         mcp_session: None,
     }

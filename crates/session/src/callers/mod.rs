@@ -6,6 +6,7 @@
 //! - `redelivery`: reads open requests back from the log for a caller that has reconnected.
 //! - [`CallerRelay`]: connects the book with the clock, the event log and the waiting calls.
 
+pub(crate) mod answer_refusal;
 pub(crate) mod book;
 mod presence;
 pub(crate) mod presence_tracker;
@@ -38,7 +39,7 @@ use serde_json::Value;
 use tokio::sync::{Notify, oneshot, watch};
 
 use self::{
-    book::{CallEnding, CallerBook, Declarer, EndedCall, PrincipalId},
+    book::{CallEnding, CallerBook, DeclarationOrigin, EndedCall, PrincipalId},
     presence::{HoldEnd, HoldId},
     presence_tracker::PresenceTracker,
 };
@@ -109,7 +110,7 @@ impl CallerRelay {
         declaration: CallerDeclaration,
         taken: impl Fn(&str) -> Option<String>,
     ) -> Result<()> {
-        let declarer = Declarer {
+        let declarer = DeclarationOrigin {
             principal: PrincipalId(principal.token_id.clone()),
             mcp_session,
         };
@@ -190,7 +191,7 @@ impl CallerRelay {
         // A malformed id is refused like an unknown one.
         let known = request_id
             .parse::<RequestId>()
-            .map_err(|_| book::AnswerRefusal::NotFound);
+            .map_err(|_| answer_refusal::AnswerRefusal::NotFound);
         let answered = known.and_then(|id| self.state.lock().book.answer(&id, &owner, ending));
         match answered {
             Ok(ended) => {
@@ -245,7 +246,7 @@ impl CallerRelay {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    pub(super) fn add_hold(&self, hold: HoldId, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+    pub(super) fn add_hold(&self, hold: HoldId, matches: impl Fn(&CallerId, &DeclarationOrigin) -> bool) {
         self.state.lock().book.add_hold(hold, matches);
     }
 
@@ -254,7 +255,7 @@ impl CallerRelay {
         self.ensure_deadline_task();
     }
 
-    pub(super) fn mark_left(&self, matches: impl Fn(&CallerId, &Declarer) -> bool) {
+    pub(super) fn mark_left(&self, matches: impl Fn(&CallerId, &DeclarationOrigin) -> bool) {
         self.state.lock().book.mark_left(Instant::now(), matches);
         self.ensure_deadline_task();
     }
@@ -274,7 +275,8 @@ impl CallerRelay {
             {
                 let outcome = ending.outcome();
                 let body = EventBody::CallerToolDone { request_id, outcome };
-                if let Err(error) = store.events().append_soon(&session, body).await {
+                // The audit entry of an answer follows, and is waited for: one commit has both.
+                if let Err(error) = store.events().append_with_next(&session, body).await {
                     tracing::error!(%session, error = %error.for_log(), "appending the end of a caller tool call failed");
                 }
                 // Nobody waits when the call was cancelled.
@@ -395,7 +397,9 @@ impl CallerRelay {
 
 /// Runs a future to its end even when the returned future is dropped: if it is not ready at the first poll, it
 /// continues in a task of its own.
-async fn run_to_completion<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Result<T> {
+pub(crate) async fn run_to_completion<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> Result<T> {
     let mut future = Box::pin(future);
     match futures::poll!(&mut future) {
         Poll::Ready(done) => Ok(done),

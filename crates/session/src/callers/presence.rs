@@ -23,13 +23,13 @@ pub(crate) enum HoldEnd {
 
 /// One caller's presence in one session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Presence {
+pub(super) struct CallerPresence {
     holds: HashSet<HoldId>,
     /// When there are no holds: the moment from which the caller is absent.
     until: Instant,
 }
 
-impl Presence {
+impl CallerPresence {
     /// Present while one of these holds is open; without any, until the given moment.
     pub(super) fn new(holds: impl IntoIterator<Item = HoldId>, until: Instant) -> Self {
         Self {

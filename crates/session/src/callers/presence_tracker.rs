@@ -12,15 +12,16 @@ use std::{
 
 use oubliette_protocol::{CallerId, SessionId, TokenId};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use super::{
     CallerRelay,
-    book::{Declarer, PrincipalId},
+    book::{DeclarationOrigin, PrincipalId},
     presence::{HoldEnd, HoldId},
 };
 
 /// Determines for which callers a stream, poll or waiting message counts as presence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PresenceKey {
     /// The token it was opened with; `None` is the owner of the home directory.
     pub principal: Option<TokenId>,
@@ -34,7 +35,7 @@ pub struct PresenceKey {
 
 impl PresenceKey {
     /// Whether it counts as presence of this caller in this session.
-    fn counts_for(&self, session: &SessionId, caller_id: &CallerId, declarer: &Declarer) -> bool {
+    fn counts_for(&self, session: &SessionId, caller_id: &CallerId, declarer: &DeclarationOrigin) -> bool {
         if declarer.principal != PrincipalId(self.principal.clone())
             || self.session.as_ref().is_some_and(|s| s != session)
         {
@@ -50,7 +51,8 @@ impl PresenceKey {
 }
 
 /// What a caller holds open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum HoldKind {
     /// A stream of events (SSE or an MCP GET stream).
     Stream,
@@ -122,7 +124,7 @@ impl PresenceTracker {
         &self,
         session: &SessionId,
         caller_id: &CallerId,
-        declarer: &Declarer,
+        declarer: &DeclarationOrigin,
         declare: impl FnOnce(Vec<HoldId>) -> T,
     ) -> T {
         let state = self.state.lock();
@@ -134,7 +136,7 @@ impl PresenceTracker {
     }
 
     /// Marks the callers for which `matches` is true as absent, whatever they still hold open.
-    pub(crate) fn mark_left(&self, matches: impl Fn(&Declarer) -> bool) {
+    pub(crate) fn mark_left(&self, matches: impl Fn(&DeclarationOrigin) -> bool) {
         let state = self.state.lock();
         for relay in state.relays.values().filter_map(Weak::upgrade) {
             relay.mark_left(|_, declarer| matches(declarer));

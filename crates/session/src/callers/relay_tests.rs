@@ -27,6 +27,7 @@ fn principal() -> Principal {
         token_id: Some(TokenId::generate()),
         scope: Scope::Write,
         project: None,
+        inside: None,
     }
 }
 
@@ -61,6 +62,7 @@ async fn insert(store: &Store, session: &SessionId) {
         sandbox: json!({}),
         limits: json!({}),
         default_workspace: workspace_id.clone(),
+        workspaces: oubliette_protocol::WorkspacePolicy::Shared,
         created_at: now,
         updated_at: now,
     };
@@ -90,6 +92,7 @@ async fn insert(store: &Store, session: &SessionId) {
         title: None,
         agent_session: None,
         isolation: None,
+        images: None,
     };
     store.session_insert(row).await.unwrap();
 }

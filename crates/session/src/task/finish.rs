@@ -29,6 +29,8 @@ impl SessionTask {
         let mut events = self.drop_queue(&over, QueueDrop::All).await;
         self.refuse_pending(&over);
         self.live.plane.cancel_all("the session was ended");
+        // Before the end is logged: who follows the log reads no further.
+        self.live.approvals.cancel_all("the session was ended").await;
         let processes = self
             .processes
             .take()
@@ -64,13 +66,8 @@ impl SessionTask {
         self.close_commands();
         self.env.tear_down_tools().await;
         drop(processes);
-        let dir = self.env.deps.home.session_dir(&self.env.session);
-        let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(dir)).await;
-        if let Ok(Err(error)) = removed
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!(session = %self.env.session, %error, "removing an ended session's directory failed");
-        }
+        let home = &self.env.deps.home;
+        home.discard(&home.session_dir(&self.env.session)).await;
     }
 
     /// Stops everything because the server stops. The session is resumed after its next start.

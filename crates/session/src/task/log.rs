@@ -13,7 +13,7 @@ use oubliette_protocol::{
 use oubliette_store::SessionPatch;
 use tokio::sync::oneshot;
 
-use crate::live::TaskCommand;
+use crate::{agent_process::event_bounds::bound_event, live::TaskCommand};
 
 use super::{SessionTask, mask::mask_secrets, sleep_until};
 
@@ -45,9 +45,11 @@ impl SessionTask {
         mut bodies: Vec<EventBody>,
         mut patch: SessionPatch,
     ) -> Result<()> {
-        bodies
-            .iter_mut()
-            .for_each(|body| mask_secrets(&self.env.plane, body));
+        for body in &mut bodies {
+            mask_secrets(&self.env.plane, body);
+            // Secrets go before a value is cut: half a secret would not be recognised.
+            bound_event(body);
+        }
         let status = bodies.iter().rev().find_map(|body| match body {
             EventBody::Status { status, reason } => Some((*status, reason.clone())),
             _ => None,
@@ -76,28 +78,31 @@ impl SessionTask {
     }
 
     /// Appends events of the running turn without waiting until they are durable, unless earlier ones could not
-    /// be written: then it waits until all are, or until the turn is to be interrupted.
-    pub(super) async fn log_soon(&mut self, events: impl IntoIterator<Item = EventBody>) -> Result<()> {
+    /// be written: then it waits until all are, or until the turn is to be interrupted. Returns how many bytes of
+    /// JSON were appended without waiting.
+    pub(super) async fn log_soon(&mut self, events: impl IntoIterator<Item = EventBody>) -> Result<usize> {
         let events: Vec<EventBody> = events.into_iter().collect();
         let store = self.env.deps.store.clone();
         while !events.is_empty() && store.events().has_unwritten(&self.env.session) {
             match self.try_log(events.clone(), SessionPatch::default()).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(0),
                 Err(error) if error.code != ErrorCode::Unavailable => return Err(error),
                 Err(_) if self.interruption().is_some() || !self.pending.stop.is_empty() => break,
                 Err(error) => self.wait_to_retry(error).await,
             }
         }
+        let mut bytes = 0;
         for mut event in events {
             mask_secrets(&self.env.plane, &mut event);
-            store.events().append_soon(&self.env.session, event).await?;
+            bound_event(&mut event);
+            bytes += store.events().append_soon(&self.env.session, event).await?;
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Reports that the log cannot be written, and waits before the next attempt. Commands are taken meanwhile;
     /// those that would have to be logged are refused.
-    async fn wait_to_retry(&mut self, cause: Error) {
+    pub(super) async fn wait_to_retry(&mut self, cause: Error) {
         let error = Error::unavailable(format!("the session's log cannot be written: {}", cause.message));
         self.live.state.send_modify(|live| {
             if live.log_error.replace(error.message.clone()).is_none() {
@@ -140,7 +145,9 @@ impl SessionTask {
                 drop(reply.send(Err(error.clone())));
                 self.pending.end.push(oneshot::channel().0);
             }
-            TaskCommand::PrepareTools(reply) => drop(reply.send(Err(error.clone()))),
+            TaskCommand::PrepareTools(reply) | TaskCommand::RemoveQueued(_, reply) => {
+                drop(reply.send(Err(error.clone())));
+            }
             other @ (TaskCommand::Cancel(_) | TaskCommand::ApplyEdits | TaskCommand::Stop(_)) => {
                 return Some(other);
             }

@@ -4,7 +4,8 @@
 use oubliette_protocol::event::{EventBody, MessageRole};
 use oubliette_tools::ToolPlane;
 
-/// Masks keys in an event in place. User messages and caller tool requests are left as they are.
+/// Masks keys in an event in place. User messages and caller tool requests are left as they are;
+/// approvals are masked when they are requested.
 pub(super) fn mask_secrets(plane: &ToolPlane, body: &mut EventBody) {
     match body {
         EventBody::ToolCall { arguments, .. } => plane.mask(arguments),
@@ -28,6 +29,8 @@ pub(super) fn mask_secrets(plane: &ToolPlane, body: &mut EventBody) {
         | EventBody::Status { reason: None, .. }
         | EventBody::Usage { .. }
         | EventBody::CallerToolRequest { .. }
-        | EventBody::CallerToolDone { .. } => {}
+        | EventBody::CallerToolDone { .. }
+        | EventBody::ApprovalRequested(_)
+        | EventBody::ApprovalDecided(_) => {}
     }
 }

@@ -4,47 +4,52 @@
 //! during a start, a turn or a switch. These look at the pending commands and end early when they have to. So
 //! no command is lost, and none is executed on a half-built agent.
 //!
-//! - `turn`: runs one message, from the start of the agent to the end of the turn.
+//! - `queue`: messages that wait for their turn.
+//! - `turn`: runs one message, from the start of the agent to the end of the turn; `start`: starts what is not running yet;
+//!   `interruption`: when and why either ends early.
+//! - `agent_tools`: whether the agent knows its tools; `earlier_turns`: its conversation so far, from the log.
+//! - `turn_usage`: what a turn used, durable before its end is.
 //! - `switch`: replaces one agent by another.
 //! - `finish`: ends the task: the session has ended, the server stops, or a failed session is unloaded.
-//! - `log`: writes the session's log, and waits while it cannot be written.
+//! - `disk`: stops the session when it exceeds its disk limit.
+//! - `log`: writes the session's log, and waits while it cannot be written; `event_pace`: how fast an agent may fill it.
 //! - `mask`: removes the session's keys from events before they are logged.
 
+mod agent_tools;
+mod disk;
+mod earlier_turns;
+mod event_pace;
 mod finish;
+mod interruption;
 mod log;
 mod mask;
+mod queue;
+mod start;
 mod switch;
 mod turn;
+mod turn_usage;
 
 use std::{
     collections::VecDeque,
-    future::Future,
     sync::{Arc, Weak},
     time::Instant,
 };
 
 use indexmap::IndexMap;
-use oubliette_protocol::{Error, Result, Slug, event::SessionStatus};
-use oubliette_store::{QueuedMessage, SessionPatch};
+use oubliette_protocol::{Result, Slug, event::SessionStatus};
+use oubliette_store::QueuedMessage;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     Sessions,
     agent_plan::AgentPlan,
-    agent_process::{AgentProcess, Conversation},
-    live::{LiveSession, SubmittedMessage, TaskCommand},
+    agent_process::Conversation,
+    live::{LiveSession, TaskCommand},
     processes::{SessionEnv, SessionProcesses},
     relay_socket::RelaySocket,
 };
 
-use self::switch::PendingSwitch;
-
-/// A queued message and the turn it will be.
-struct QueuedTurn {
-    turn: u64,
-    text: String,
-    result: Option<oneshot::Sender<Result<String>>>,
-}
+use self::{queue::QueuedTurn, switch::PendingSwitch};
 
 /// The state of a session's task.
 pub(crate) struct SessionTask {
@@ -54,6 +59,8 @@ pub(crate) struct SessionTask {
     relay_socket: Option<RelaySocket>,
     commands: mpsc::Receiver<TaskCommand>,
     queue: VecDeque<QueuedTurn>,
+    /// The highest number of a turn whose message was removed from the queue; 0 if none was.
+    last_removed_turn: u64,
     processes: Option<SessionProcesses>,
     /// The conversation of each agent that has run in this session.
     conversations: IndexMap<Slug, Conversation>,
@@ -78,16 +85,6 @@ struct PendingCommands {
     tools: Vec<oneshot::Sender<Result<()>>>,
 }
 
-/// Why a start, a turn or a switch is interrupted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Interruption {
-    Cancelled,
-    Ended,
-    Stopped,
-    /// A pending switch has waited for the drain timeout.
-    DrainTimeout,
-}
-
 impl SessionTask {
     pub(crate) fn new(
         sessions: Weak<Sessions>,
@@ -102,6 +99,7 @@ impl SessionTask {
             turn: stored.turn,
             text: stored.text,
             result: None,
+            charge: None,
         };
         let text = live.row.agent_session.as_deref().unwrap_or("{}");
         let conversations = serde_json::from_str(text).unwrap_or_default();
@@ -112,6 +110,7 @@ impl SessionTask {
             relay_socket: Some(relay),
             commands,
             queue: waiting.into_iter().map(restore).collect(),
+            last_removed_turn: 0,
             processes: None,
             conversations,
             running: None,
@@ -132,6 +131,10 @@ impl SessionTask {
             if self.log_abandoned {
                 return Box::pin(self.unload()).await;
             }
+            if let Some(error) = self.env.disk_alarm.take() {
+                Box::pin(self.stop_for_disk(error)).await;
+                continue;
+            }
             if self.pending.switch.is_some() {
                 Box::pin(self.switch()).await;
             } else if !self.pending.tools.is_empty() {
@@ -149,11 +152,13 @@ impl SessionTask {
     /// is to be unloaded.
     async fn wait_idle(&mut self) -> bool {
         let mut sleep_at = tokio::time::Instant::now() + self.config().idle_sleep;
+        let disk_alarm = self.env.disk_alarm.clone();
         loop {
             let mut process = self
                 .processes
                 .as_mut()
                 .and_then(|processes| processes.agent.as_mut());
+            let tools_due = process.as_ref().and_then(|process| process.tools_due());
             let received = async {
                 match process.as_mut() {
                     Some(process) => process.receive().await,
@@ -180,6 +185,15 @@ impl SessionTask {
                         self.stop_idle_agent(error.to_string()).await;
                     }
                 }
+                () = sleep_until(tools_due) => {
+                    if let Some(mut agent) = self.processes.as_mut().and_then(|processes| processes.agent.take()) {
+                        self.check_agent_tools(&mut agent).await;
+                        if let Some(processes) = &mut self.processes {
+                            processes.agent = Some(agent);
+                        }
+                    }
+                }
+                () = disk_alarm.raised() => return true,
                 () = tokio::time::sleep_until(sleep_at) => match self.processes.take() {
                     // A call is in flight, from outside or from a process that outlived its turn.
                     Some(processes) if self.live.plane.in_flight() > 0 => {
@@ -219,13 +233,26 @@ impl SessionTask {
     async fn take_command(&mut self, command: TaskCommand) {
         match command {
             TaskCommand::Message(incoming) => self.enqueue(incoming).await,
+            TaskCommand::RemoveQueued(turn, reply) => {
+                let removed = self.remove_queued(turn).await;
+                let _ = reply.send(removed);
+            }
             TaskCommand::Cancel(reply) => {
+                self.live.approvals.cancel_all("the turn was cancelled").await;
                 self.pending.cancel = self.running.is_some();
                 let turn = self.running.unwrap_or(self.live.state.borrow().turn);
                 let _ = reply.send((turn, self.running.is_some()));
             }
-            TaskCommand::End(reply) => self.pending.end.push(reply),
+            // Approvals first: a call that waits for a person and is cancelled gives a reason of its own.
+            TaskCommand::End(reply) => {
+                self.live.approvals.cancel_all("the session was ended").await;
+                self.pending.end.push(reply);
+            }
             TaskCommand::Stop(reply) => {
+                let approvals = &self.live.approvals;
+                approvals
+                    .cancel_all("the server stopped while it was pending")
+                    .await;
                 self.pending.stop.push(reply);
                 self.pending.stop_at = Some(Instant::now() + finish::STOP_TURN_WAIT);
             }
@@ -259,204 +286,8 @@ impl SessionTask {
         }
     }
 
-    /// Stores a message in the database, queues it and replies. From the reply on it survives a kill of the
-    /// server.
-    async fn enqueue(&mut self, incoming: SubmittedMessage) {
-        let SubmittedMessage {
-            text,
-            accepted,
-            turn_result: ended,
-        } = incoming;
-        if self.queue.len() >= self.config().max_queue {
-            let waiting = self.queue.len();
-            let error = Error::limit_exceeded(format!(
-                "{waiting} messages wait in this session; let some be done"
-            ));
-            let _ = accepted.send(Err(error));
-            return;
-        }
-        let last = self.queue.back().map(|queued| queued.turn);
-        let turn = last.or(self.running).unwrap_or(self.live.state.borrow().turn) + 1;
-        let idle = self.queue.is_empty() && self.running.is_none() && self.pending.switch.is_none();
-        let status = match (
-            idle,
-            self.processes
-                .as_ref()
-                .is_some_and(|processes| processes.agent.is_some()),
-        ) {
-            (true, true) => SessionStatus::Running,
-            (true, false) => SessionStatus::Starting,
-            (false, _) => self.live.status(),
-        };
-        let kept = QueuedMessage {
-            turn,
-            text: text.clone(),
-        };
-        if let Err(error) = self.env.deps.store.queue_push(&self.env.session, kept).await {
-            let _ = accepted.send(Err(error));
-            return;
-        }
-        self.queue.push_back(QueuedTurn {
-            turn,
-            text,
-            result: ended,
-        });
-        let _ = accepted.send(Ok((turn, status)));
-    }
-
-    /// Why what is running should be interrupted now, if it should.
-    fn interruption(&self) -> Option<Interruption> {
-        let past = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
-        if !self.pending.end.is_empty() {
-            Some(Interruption::Ended)
-        } else if past(self.pending.stop_at) {
-            Some(Interruption::Stopped)
-        } else if self.pending.cancel {
-            Some(Interruption::Cancelled)
-        } else if past(self.pending.switch.as_ref().map(|switch| switch.deadline)) {
-            Some(Interruption::DrainTimeout)
-        } else {
-            None
-        }
-    }
-
-    /// When [`interruption`](Self::interruption) may change by time alone.
-    fn interruption_at(&self) -> Option<Instant> {
-        let drain = self.pending.switch.as_ref().map(|switch| switch.deadline);
-        [self.pending.stop_at, drain]
-            .into_iter()
-            .flatten()
-            .filter(|at| *at > Instant::now())
-            .min()
-    }
-
-    /// Runs `work`, recording commands meanwhile, until it is done or interrupted.
-    async fn unless_interrupted<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Interruption> {
-        let mut work = std::pin::pin!(work);
-        loop {
-            if let Some(interruption) = self.interruption() {
-                return Err(interruption);
-            }
-            let at = self.interruption_at();
-            tokio::select! {
-                done = &mut work => return Ok(done),
-                command = self.commands.recv() => match command {
-                    Some(command) => self.take_command(command).await,
-                    None => return Err(Interruption::Stopped),
-                },
-                () = sleep_until(at) => {}
-            }
-        }
-    }
-
-    /// Starts what is not running yet of tools, agent process and conversation.
-    async fn start_agent(&mut self) -> Result<Result<AgentProcess>, Interruption> {
-        self.apply_library_edits().await;
-        let env = self.env.clone();
-        let agent = self.live.state.borrow().agent.clone();
-        let before = self.conversations.get(&agent).cloned();
-        let plan = self.processes.as_ref().map(|processes| processes.plan.clone());
-        let row = self.live.row.clone();
-        let building = plan.is_none().then(|| self.env.plane.begin_build());
-        let work = async move {
-            let _building = building;
-            match plan {
-                Some(plan) => SessionProcesses::start_agent(&env, &plan, before.as_ref())
-                    .await
-                    .map(|process| (None, process)),
-                None => {
-                    let plan = AgentPlan::resolve(&env.deps, &row, &agent).await?;
-                    let mut processes = SessionProcesses::start(&env, plan, before.as_ref()).await?;
-                    let process = processes
-                        .agent
-                        .take()
-                        .ok_or_else(|| Error::internal("processes were started without an agent"))?;
-                    Ok((Some(processes), process))
-                }
-            }
-        };
-        let started = match self.unless_interrupted(Box::pin(work)).await {
-            Ok(started) => started,
-            Err(interruption) => {
-                if self.processes.is_none() {
-                    self.env.tear_down_tools().await;
-                }
-                return Err(interruption);
-            }
-        };
-        Ok(match started {
-            Ok((processes, process)) => {
-                self.processes = processes.or_else(|| self.processes.take());
-                self.apply_library_edits().await;
-                self.remember_conversation(&process).await;
-                Ok(process)
-            }
-            Err(error) => Err(error),
-        })
-    }
-
-    /// Stores the agent's conversation. If that fails, it is tried again before the next prompt.
-    async fn remember_conversation(&mut self, process: &AgentProcess) {
-        if let Err(error) = self.store_conversation(process).await {
-            tracing::error!(session = %self.env.session, error = %error.for_log(), "storing a conversation failed");
-        }
-    }
-
-    async fn store_conversation(&mut self, process: &AgentProcess) -> Result<()> {
-        let agent = self.live.state.borrow().agent.clone();
-        let isolation = Some(process.level().to_string());
-        let mut conversations = self.conversations.clone();
-        if let Some(open) = process.conversation() {
-            conversations.insert(agent, open.clone());
-        }
-        let text = serde_json::to_string(&conversations).map_err(Error::internal)?;
-        let patch = SessionPatch {
-            agent_session: Some(Some(text)),
-            isolation: Some(isolation),
-            ..SessionPatch::default()
-        };
-        self.env
-            .deps
-            .store
-            .session_update(&self.env.session, patch)
-            .await?;
-        self.conversations = conversations;
-        Ok(())
-    }
-
-    /// Starts the tools without the agent, for calls from outside.
-    async fn build_tools(&mut self) {
-        let env = self.env.clone();
-        let agent = self.live.state.borrow().agent.clone();
-        let row = self.live.row.clone();
-        let building = self.env.plane.begin_build();
-        let work = async move {
-            let _building = building;
-            let plan = AgentPlan::resolve(&env.deps, &row, &agent).await?;
-            SessionProcesses::start_tools(&env, plan).await
-        };
-        let built = match self.live.plane.context() {
-            Some(_) => Ok(()),
-            None => match self.unless_interrupted(Box::pin(work)).await {
-                Ok(built) => built.map(|processes| self.processes = Some(processes)),
-                Err(_) => {
-                    self.env.tear_down_tools().await;
-                    Err(Error::conflict("the session is over"))
-                }
-            },
-        };
-        self.apply_library_edits().await;
-        self.answer_tools(&built);
-    }
-
-    fn answer_tools(&mut self, built: &Result<()>) {
-        for reply in self.pending.tools.drain(..) {
-            let _ = reply.send(built.clone());
-        }
-    }
-
-    fn config(&self) -> &crate::SessionConfig {
-        &self.env.deps.config
+    fn config(&self) -> Arc<crate::SessionConfig> {
+        self.env.deps.config.load()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Replaces one agent by another, as CONTRACT section 8 describes it: drain, tear down, build.
+//! Replaces one agent by another: drain, tear down, build.
 //!
 //! The new agent was read and checked before the command was sent. From the command on the session is
 //! `switching`: messages are queued and calls from outside wait, so both go to the new agent.
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::{agent_plan::AgentPlan, processes::SessionProcesses, request::SwitchReply};
 
-use super::{Interruption, SessionTask};
+use super::{SessionTask, interruption::Interruption};
 
 /// A switch that was requested and is not finished.
 pub(super) struct PendingSwitch {
@@ -67,7 +67,10 @@ impl SessionTask {
                 timeout_ms: millis(timeout),
             },
         );
-        if let Err(error) = self.try_log(vec![switching], SessionPatch::default()).await {
+        self.live.state.send_modify(|now| now.switch_beginning = true);
+        let logged = self.try_log(vec![switching], SessionPatch::default()).await;
+        self.live.state.send_modify(|now| now.switch_beginning = false);
+        if let Err(error) = logged {
             let took_ms = millis(asked.elapsed());
             self.record(
                 &from,
@@ -115,7 +118,9 @@ impl SessionTask {
                 // the old agent's when that is brought back.
                 let _building = self.env.plane.begin_build();
                 self.tear_down(&from).await;
-                self.build(&from, old, plan).await.map(|agent| (agent, drained))
+                Box::pin(self.build(&from, old, plan))
+                    .await
+                    .map(|agent| (agent, drained))
             }
             Err(_) => Err(Error::conflict("the session is over")),
         };
@@ -249,8 +254,9 @@ impl SessionTask {
     }
 
     async fn install(&mut self, mut processes: SessionProcesses) {
-        if let Some(process) = processes.agent.take() {
+        if let Some(mut process) = processes.agent.take() {
             self.remember_conversation(&process).await;
+            self.log_notices(&mut process).await;
             processes.agent = Some(process);
         }
         self.processes = Some(processes);

@@ -3,9 +3,8 @@
 use std::time::Instant;
 
 use agent_client_protocol::v1::schema::StopReason;
-use oubliette_os::DiskWatch;
 use oubliette_protocol::{
-    Error, Result,
+    ByteCharge, Error, Result,
     event::{EventBody, MessageRole, SessionStatus},
     relay::RpcError,
 };
@@ -14,11 +13,11 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use crate::agent_process::{
-    AgentProcess, HandledMessage, agent_error_text, connection::AcpConnectionError,
+    AgentProcess, HandledMessage, agent_error_text, connection::AcpConnectionError, prompt::TurnPrompt,
     turn_recorder::TurnRecorder,
 };
 
-use super::{Interruption, QueuedTurn, SessionTask, sleep_until};
+use super::{SessionTask, event_pace::EventPace, interruption::Interruption, queue::QueuedTurn, sleep_until};
 
 /// How a turn ended.
 enum TurnEnding {
@@ -28,6 +27,8 @@ enum TurnEnding {
     Failed(Error),
     /// The agent was told to cancel and did not end the turn in time.
     CancelIgnored,
+    /// The session exceeded its disk limit, and its sandboxes were killed.
+    DiskExceeded(Error),
     /// A command or a deadline interrupted it.
     Interrupted(Interruption),
 }
@@ -39,6 +40,8 @@ struct RunningTurn {
     recorder: TurnRecorder,
     /// The error for which the server itself cancels the turn; its sender gets this error instead of the text.
     cancel_cause: Option<Error>,
+    /// What the message is charged.
+    charge: Option<ByteCharge>,
 }
 
 impl SessionTask {
@@ -47,20 +50,27 @@ impl SessionTask {
             turn: number,
             text,
             result,
+            charge,
         } = queued;
         self.running = Some(number);
         self.pending.cancel = false;
-        let recorder = TurnRecorder::new(self.config().agent_output.clone());
+        let recorder = TurnRecorder::new(self.config().agent_output.clone(), self.env.plane.buffers());
         let turn = RunningTurn {
             number,
             result,
             recorder,
             cancel_cause: None,
+            charge,
         };
+        self.begin_usage().await;
         let held = self
             .processes
             .as_mut()
             .and_then(|processes| processes.agent.take());
+        let held = match held {
+            Some(process) => self.with_current_tools(process).await,
+            None => None,
+        };
         let began = SessionPatch {
             turn: Some(number),
             ..SessionPatch::default()
@@ -86,7 +96,7 @@ impl SessionTask {
                         return self.put_back(turn, text);
                     }
                 }
-                self.start_agent().await
+                Box::pin(self.start_agent()).await
             }
         };
         self.starting_logged = false;
@@ -126,21 +136,47 @@ impl SessionTask {
             turn: turn.number,
             text,
             result: turn.result,
+            charge: turn.charge,
         });
     }
 
     /// Prompts the agent and follows the turn to its end. The agent process is kept for the next turn if it
     /// answered.
     async fn prompt_and_follow(&mut self, mut turn: RunningTurn, mut process: AgentProcess, text: &str) {
-        let ending = match process.prompt(text) {
+        let agent = self.live.state.borrow().agent.clone();
+        let earlier = match process.needs_earlier_turns() {
+            false => Vec::new(),
+            true => match self.earlier_turns(&agent, turn.number).await {
+                Ok(earlier) => earlier,
+                Err(error) => {
+                    tracing::error!(session = %self.env.session, error = %error.for_log(), "reading earlier turns failed");
+                    Vec::new()
+                }
+            },
+        };
+        let prompt = TurnPrompt {
+            turn: turn.number,
+            text,
+            earlier: &earlier,
+            others_since: self.others_since(&agent),
+        };
+        let ending = match process.prompt(prompt) {
             Ok(prompt) => {
-                let kept = self.conversations.get(&self.live.state.borrow().agent);
+                let kept = self.conversations.get(&agent);
                 if kept != process.conversation() {
                     self.remember_conversation(&process).await;
                 }
                 self.follow_turn(&mut turn, &mut process, prompt).await
             }
             Err(error) => TurnEnding::Failed(process.explain_connection_error(error).await),
+        };
+        // An agent that was killed for the disk may be noticed before the alarm.
+        let ending = match ending {
+            TurnEnding::Failed(error) => match self.env.disk_alarm.take() {
+                Some(disk) => TurnEnding::DiskExceeded(disk),
+                None => TurnEnding::Failed(error),
+            },
+            ending => ending,
         };
         match ending {
             TurnEnding::Answered(Ok(answer)) => {
@@ -154,13 +190,21 @@ impl SessionTask {
                 self.complete_turn(turn, &serde_json::json!({ "stopReason": StopReason::Cancelled }))
                     .await;
             }
+            TurnEnding::DiskExceeded(error) => {
+                process.stop().await;
+                turn.cancel_cause = Some(error.clone());
+                self.stop_for_disk(error).await;
+                self.complete_turn(turn, &serde_json::json!({ "stopReason": StopReason::Cancelled }))
+                    .await;
+            }
             TurnEnding::Answered(Err(error)) => {
                 process.stop().await;
-                self.fail_turn(
-                    turn,
-                    Error::unavailable(format!("the agent's turn failed: {}", agent_error_text(&error))),
-                )
-                .await;
+                let message = format!("the agent's turn failed: {}", agent_error_text(&error));
+                let error = match self.env.meter.refusal() {
+                    Some(_) => Error::limit_exceeded(message),
+                    None => Error::unavailable(message),
+                };
+                self.fail_turn(turn, error).await;
             }
             TurnEnding::Failed(error) => {
                 process.stop().await;
@@ -179,10 +223,14 @@ impl SessionTask {
         process: &mut AgentProcess,
         prompt: u64,
     ) -> TurnEnding {
-        let deadline = Instant::now() + self.config().turn_timeout;
-        let mut disk = std::pin::pin!(watch_disk(self));
+        let turn_timeout = self.config().turn_timeout;
+        let deadline = Instant::now() + turn_timeout;
+        let (disk_alarm, meter) = (self.env.disk_alarm.clone(), self.env.meter.clone());
         // When to stop waiting for an agent that was told to cancel.
         let mut give_up: Option<Instant> = None;
+        let mut pace = EventPace::new(Instant::now());
+        // When to read from an agent again that reported too much.
+        let mut read_at: Option<Instant> = None;
         loop {
             match self.interruption() {
                 Some(Interruption::Cancelled) if give_up.is_none() => {
@@ -195,16 +243,18 @@ impl SessionTask {
                 Some(interruption) => return TurnEnding::Interrupted(interruption),
             }
             let (due, interruption_at) = (turn.recorder.flush_due(), self.interruption_at());
+            let tools_due = process.tools_due();
             // Not biased: an agent that writes without pause must not keep the deadlines from being polled.
             tokio::select! {
-                received = process.receive() => {
+                () = sleep_until(read_at), if read_at.is_some() => read_at = None,
+                received = process.receive(), if read_at.is_none() => {
                     let handled = match received {
                         Ok(message) => process.handle(message).await,
                         Err(error) => Err(error),
                     };
                     match self.record_handled(turn, handled, prompt).await {
-                        Ok(None) => {}
-                        Ok(Some(answer)) => return TurnEnding::Answered(answer),
+                        Ok(TurnStep::Logged(bytes)) => read_at = pace.count(bytes, Instant::now()),
+                        Ok(TurnStep::Answered(answer)) => return TurnEnding::Answered(answer),
                         Err(TurnFault::Connection(error)) => return TurnEnding::Failed(process.explain_connection_error(error).await),
                         Err(TurnFault::Error(error)) => return TurnEnding::Failed(error),
                     }
@@ -214,23 +264,26 @@ impl SessionTask {
                     None => return TurnEnding::Interrupted(Interruption::Stopped),
                 },
                 () = sleep_until(due) => {
-                    let event = turn.recorder.flush(Instant::now());
-                    if let Err(error) = self.log_soon(event).await {
+                    let events = turn.recorder.flush(Instant::now());
+                    if let Err(error) = self.log_soon(events).await {
                         return TurnEnding::Failed(error);
                     }
                 }
                 () = sleep_until(Some(deadline)) => {
-                    let limit = self.config().turn_timeout.as_secs();
+                    let limit = turn_timeout.as_secs();
                     return TurnEnding::Failed(Error::timeout(format!("the turn took longer than {limit} s")));
                 }
                 () = sleep_until(give_up) => return TurnEnding::CancelIgnored,
+                () = sleep_until(tools_due) => self.check_agent_tools(process).await,
                 () = sleep_until(interruption_at) => {}
-                error = &mut disk, if turn.cancel_cause.is_none() => {
-                    let event = EventBody::Error { code: error.code, message: error.message.clone() };
+                // An agent that asks for a model again and again, although its budget is used up.
+                error = meter.exhausted(), if turn.cancel_cause.is_none() => {
                     turn.cancel_cause = Some(error);
                     self.pending.cancel = true;
-                    if let Err(error) = self.log_soon([event]).await {
-                        return TurnEnding::Failed(error);
+                }
+                () = disk_alarm.raised() => {
+                    if let Some(error) = disk_alarm.take() {
+                        return TurnEnding::DiskExceeded(error);
                     }
                 }
             }
@@ -243,22 +296,23 @@ impl SessionTask {
         turn: &mut RunningTurn,
         handled: Result<HandledMessage, AcpConnectionError>,
         prompt: u64,
-    ) -> Result<Option<Result<Value, RpcError>>, TurnFault> {
+    ) -> Result<TurnStep, TurnFault> {
         match handled.map_err(TurnFault::Connection)? {
-            HandledMessage::Handled => Ok(None),
-            HandledMessage::Response { id, outcome } => Ok((id == prompt).then_some(outcome)),
+            HandledMessage::Response { id, outcome } if id == prompt => Ok(TurnStep::Answered(outcome)),
+            HandledMessage::Handled | HandledMessage::Response { .. } => Ok(TurnStep::Logged(0)),
             HandledMessage::Update(update) => {
                 let events = turn.recorder.record(*update, Instant::now());
                 let events =
                     events.map_err(|why| TurnFault::Error(Error::limit_exceeded(why.to_string())))?;
-                self.log_soon(events).await.map_err(TurnFault::Error)?;
-                Ok(None)
+                let bytes = self.log_soon(events).await.map_err(TurnFault::Error)?;
+                Ok(TurnStep::Logged(bytes))
             }
         }
     }
 
     /// Logs the end of a turn that the agent finished or that was cancelled.
     async fn complete_turn(&mut self, turn: RunningTurn, answer: &Value) {
+        let usage = self.settle_usage().await;
         let (mut events, mut text) = turn.recorder.finish();
         self.env.plane.mask_text(&mut text);
         if let Some(Value::Object(usage)) = answer.get("usage") {
@@ -273,6 +327,7 @@ impl SessionTask {
             turn: turn.number,
             stop_reason,
             text: text.clone(),
+            usage: Some(usage),
         });
         // When a message or a switch is pending, its own status event follows instead.
         if self.queue.is_empty() && self.pending.switch.is_none() {
@@ -304,6 +359,7 @@ impl SessionTask {
         if let Some(processes) = self.processes.take() {
             processes.stop(&self.env).await;
         }
+        self.settle_usage().await;
         let logged = self.log(events, SessionPatch::default()).await;
         send_result(turn.result, logged.and(Err(error)));
     }
@@ -339,9 +395,18 @@ impl SessionTask {
                 reason: Some(error.message.clone()),
             });
         }
+        self.settle_usage().await;
         let logged = self.log(events, SessionPatch::default()).await;
         send_result(turn.result, logged.and(Err(error)));
     }
+}
+
+/// What a message of the agent came to.
+enum TurnStep {
+    /// It was handled, and so many bytes of JSON were logged for it.
+    Logged(usize),
+    /// It was the answer to the prompt.
+    Answered(Result<Value, RpcError>),
 }
 
 enum TurnFault {
@@ -353,24 +418,5 @@ fn send_result(ended: Option<oneshot::Sender<Result<String>>>, outcome: Result<S
     if let Some(ended) = ended {
         // The sender may be gone; the turn is in the log.
         let _ = ended.send(outcome);
-    }
-}
-
-/// Resolves when the workspace is larger than its limit; never when there is no limit.
-fn watch_disk(task: &SessionTask) -> impl Future<Output = Error> + use<> {
-    let plan = task.processes.as_ref().map(|processes| &processes.plan);
-    let limit = plan.and_then(|plan| plan.limits.workspace_mb);
-    let home = &task.env.deps.home;
-    let dir = plan.map(|plan| home.workspace_dir(&plan.project.project_id, &plan.workspace.workspace_id));
-    async move {
-        match (limit, dir) {
-            (Some(limit), Some(dir)) => {
-                DiskWatch::new([dir], limit).exceeded().await;
-                Error::limit_exceeded(format!(
-                    "the workspace holds more than {limit} MiB; the turn was cancelled"
-                ))
-            }
-            _ => std::future::pending().await,
-        }
     }
 }

@@ -12,10 +12,13 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
+use oubliette_egress::{
+    EgressProxy, GatewayLimits, ModelGateway, ProxyLimits, ServiceGateway, ServiceLimits,
+};
 use oubliette_home::{DefinitionLibrary, HomeDir};
+use oubliette_programs::{InstallLimits, ProgramStore};
 use oubliette_protocol::{
-    JsonObject, Principal, ProjectId, Result, Scope, SessionId, TokenId, WorkspaceId,
+    ByteBudget, JsonObject, Principal, ProjectId, Result, Scope, SessionId, TokenId, WorkspaceId,
     event::{EventBody, SessionEvent, SessionStatus},
     tool::ToolSpec,
 };
@@ -25,9 +28,10 @@ use oubliette_session::{
     RequestOrigin, SessionConfig, SessionDeps, Sessions, WaitMode, WorkspaceChoice, WorkspaceMaker,
 };
 use oubliette_store::{OpenError, ProjectRow, Store, WorkspaceRow};
-use oubliette_tools::{CallContext, CallOrigin, CallThreads, OwnTools, Permit, ProcessEnvironment, Trust};
+use oubliette_tools::{
+    CallContext, CallOrigin, CallThreads, OwnTools, Permit, ProcessEnvironment, TrustedResources,
+};
 use serde_json::{Value, json};
-use tokio::net::UnixStream;
 
 /// A session manager on a temporary home directory with one project and six test agents.
 pub struct SessionFixture {
@@ -66,6 +70,8 @@ impl SessionFixture {
     pub async fn with(change: impl FnOnce(&mut SessionConfig)) -> Self {
         let mut config = SessionConfig {
             cancel_grace: Duration::from_millis(300),
+            // The fake agents start no MCP server.
+            tools_connect_timeout: Duration::from_secs(3600),
             ..SessionConfig::default()
         };
         change(&mut config);
@@ -86,6 +92,7 @@ impl SessionFixture {
             sandbox: json!({}),
             limits: json!({"max_sessions": 4}),
             default_workspace: workspace.clone(),
+            workspaces: oubliette_protocol::WorkspacePolicy::Shared,
             created_at: now,
             updated_at: now,
         };
@@ -123,14 +130,22 @@ impl SessionFixture {
             sandbox: sandbox.clone(),
             host: sandbox,
             gateway: ModelGateway::new(Vec::new(), GatewayLimits::default()).unwrap(),
+            services: ServiceGateway::new(Vec::new(), ServiceLimits::default()).unwrap(),
             proxy: EgressProxy::new(Vec::new(), ProxyLimits::default()).unwrap(),
-            trust: Arc::new(Trust::default()),
+            trust: Arc::new(TrustedResources::default()),
             env: Arc::new(ProcessEnvironment),
             threads: Arc::new(CallThreads::new(2)),
-            config: config.clone(),
+            config: config.clone().into(),
+            buffers: ByteBudget::default(),
             door: Arc::new(NoRelayDoor),
             keys: Arc::new(StubKeys),
             workspaces: Arc::new(StubKeys),
+            program_store: ProgramStore::reader(
+                home.clone(),
+                Arc::new(HostDriver::new(client.clone())),
+                InstallLimits::default(),
+                |_| None,
+            ),
             programs: ProgramPaths {
                 client: client.clone(),
                 agent: client,
@@ -302,13 +317,14 @@ pub fn write_token() -> Principal {
         token_id: Some(TokenId::generate()),
         scope: Scope::Write,
         project: None,
+        inside: None,
     }
 }
 
 struct NoRelayDoor;
 
 impl RelayDoor for NoRelayDoor {
-    fn accept(&self, _: SessionId, _: UnixStream) {}
+    fn accept(&self, _: SessionId, _: oubliette_os::UntrustedSocket, _: ByteBudget) {}
 }
 
 struct StubKeys;

@@ -96,7 +96,7 @@ pub(super) fn run(
             bytes.len()
         )));
     }
-    quota.admit(workspace, bytes.len())?;
+    let _admitted = quota.admit(workspace, bytes.len())?;
     let root = WorkspaceRoot::open(workspace)?;
     let owner = fs::fstat(&root.dir).map_err(Error::internal)?;
     let make = |dir: &OwnedFd, parts: &[String]| make_directories(dir, parts, SymlinkPolicy::Never, &owner);

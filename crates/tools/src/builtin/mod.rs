@@ -3,13 +3,15 @@
 //! `path` parses the path of a call; `beneath` opens it with `openat2`, so that no link and no race leads out of
 //! the workspace; `fs_read` and `fs_write` are the file tools, `quota` limits what is written and `unfinished`
 //! removes temporary files that a killed server left; `shell_exec` runs commands in the sandbox,
-//! `command_policy` decides which ones, `capture` bounds the output that is kept.
+//! `command_policy` decides which ones, `capture` bounds the output that is kept. `fuzzing` is the fuzz target of the
+//! policies.
 
 mod beneath;
 mod capture;
 mod command_policy;
 mod fs_read;
 mod fs_write;
+mod fuzzing;
 mod path;
 mod quota;
 mod shell_exec;
@@ -22,11 +24,13 @@ use oubliette_protocol::{
     catalog::{BuiltinDefinition as Definition, BuiltinPolicy},
     tool::CallResult,
 };
-use oubliette_sandbox::{ResourceLimits, SandboxDriver};
+use oubliette_sandbox::{ResourceLimits, SandboxDriver, SandboxGroup};
 use serde_json::{Value, json};
 
 use crate::{CallContext, Permit, registry::ToolInfo};
 
+#[doc(hidden)]
+pub use self::fuzzing::fuzz_policy;
 pub use self::unfinished::remove_unfinished_writes;
 use self::{command_policy::CommandPolicy, path::AllowedPaths, quota::WorkspaceQuota};
 
@@ -38,6 +42,8 @@ pub struct BuiltinSetup {
     pub sandbox: Arc<dyn SandboxDriver>,
     /// The resource limits of a command; `workspace_mb` also limits `fs_write`.
     pub limits: ResourceLimits,
+    /// The session's group of sandboxes.
+    pub group: Option<SandboxGroup>,
     /// The sandbox's label in logs.
     pub label: String,
 }

@@ -83,6 +83,7 @@ pub(super) async fn run(
     spec.env = env;
     spec.network = SandboxNetwork::None;
     spec.limits = setup.limits.clone();
+    spec.group = setup.group.clone();
     spec.cwd = cwd.into();
 
     let started = Instant::now();
@@ -197,7 +198,10 @@ impl ShellOutput {
         let truncated = self.stdout.omitted_bytes() + self.stderr.omitted_bytes() > 0;
         let how = match (exit.code, exit.signal) {
             (Some(0), _) => None,
-            _ if exit.oom => Some("killed: it used more memory than its limit".to_owned()),
+            _ if exit.oom => Some("killed: the session used more memory than its limit".to_owned()),
+            _ if exit.too_many_processes => {
+                Some("killed: the session had more processes than its limit".to_owned())
+            }
             (Some(code), _) => Some(format!("exit code {code}")),
             (None, Some(signal)) => Some(format!("killed by signal {signal}")),
             (None, None) => Some("ended without an exit code".to_owned()),
@@ -270,6 +274,7 @@ async fn working_directory(setup: &BuiltinSetup, cwd: Option<&str>) -> Result<St
 fn spawn_error(error: SandboxError) -> Error {
     match error {
         SandboxError::Program { .. } => Error::not_found(error.to_string()),
+        SandboxError::LimitExceeded(why) => Error::limit_exceeded(why),
         SandboxError::Unavailable { .. } | SandboxError::Invalid(_) | SandboxError::Setup(_) => {
             Error::unavailable("the command could not be started in a sandbox").with_cause(error)
         }

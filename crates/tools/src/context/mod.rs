@@ -271,7 +271,7 @@ impl AgentContext {
             .collect();
         for entry in new.entries() {
             let same = |old: &&RegistryEntry| {
-                old.name == entry.name && old.verdict.allows() == entry.verdict.allows()
+                old.name == entry.name && old.rules.verdict.allows() == entry.rules.verdict.allows()
             };
             if before.get(&*entry.canonical).is_some_and(same) {
                 continue;
@@ -280,7 +280,7 @@ impl AgentContext {
                 tool: entry.name.clone(),
                 canonical: entry.canonical.to_string(),
                 server: entry.id.to_string(),
-                allowed: entry.verdict.allows(),
+                allowed: entry.rules.verdict.allows(),
                 available: entry.unavailable().is_none(),
                 reason: Some(entry.reason().to_string()),
             });

@@ -52,6 +52,7 @@ impl RunningEntry {
                     workspace: spec.setup.workspace.clone(),
                     sandbox: spec.setup.sandbox.clone(),
                     limits: spec.setup.limits.clone(),
+                    group: spec.setup.group.clone(),
                     label: format!("{}-{}", spec.session_id, definition.id),
                 };
                 EntryBackend::Builtin {

@@ -1,9 +1,12 @@
 //! Resolves a name, checks the agent's rules and makes the [`Permit`]. Permits are made nowhere else.
+//!
+//! Of the rules, `find` checks what holds whatever the arguments are; only where a rule looks at the arguments does
+//! `judge` check the rest.
 
 use std::sync::Arc;
 
 use oubliette_protocol::{
-    CallerId, CatalogId, Error,
+    CallerId, CatalogId, Error, JsonObject,
     caller::{CallerDeclaration, LentTool, full_name},
     id::quoted,
     relay::method,
@@ -11,17 +14,39 @@ use oubliette_protocol::{
 };
 
 use crate::{
-    AgentContext, CallOrigin, Permit, RequestedTool, name,
+    AgentContext, CallContext, CallOrigin, CallToApprove, Permit, RequestedTool,
+    call_rules::{ArgumentRules, CallJudgement},
+    name,
     registry::{NameResolution, ToolRegistry},
 };
 
-use super::ToolPlane;
+use super::{ToolPlane, argument_check::judge_arguments, in_flight::InFlightCall, truncate_name};
 
 /// A call that passed the gate: its permit and what to dispatch it to.
 pub(super) struct AdmittedCall {
     pub(super) permit: Permit,
     pub(super) target: CallTarget,
     pub(super) server: Option<String>,
+}
+
+/// A tool that the agent may call, with some arguments at least.
+struct FoundTool {
+    canonical: Arc<str>,
+    source: ToolSource,
+    target: CallTarget,
+    server: Option<String>,
+    /// The rules that look at the arguments of a call; `None` if there are none.
+    by_arguments: Option<Arc<ArgumentRules>>,
+}
+
+impl FoundTool {
+    fn permit(self) -> AdmittedCall {
+        AdmittedCall {
+            permit: Permit::grant(self.canonical, self.source),
+            target: self.target,
+            server: self.server,
+        }
+    }
 }
 
 /// What an admitted call is dispatched to, by source.
@@ -41,6 +66,7 @@ pub(super) enum CatalogTarget {
 }
 
 /// A lent tool that was found in a caller's declaration.
+#[derive(Clone)]
 pub(super) struct FoundLentTool {
     declaration: Arc<CallerDeclaration>,
     index: usize,
@@ -72,25 +98,106 @@ impl BlockedCall {
 }
 
 impl ToolPlane {
-    pub(super) fn admit(
+    /// Passes a call through the gate: name → alias → denied → allowed → budget → ask → permit. Gives the arguments back.
+    /// A call that a person is asked about waits here until it is decided or cancelled.
+    pub(super) async fn admit(
         &self,
         context: &AgentContext,
         requested: &RequestedTool,
         origin: &CallOrigin,
-    ) -> Result<AdmittedCall, BlockedCall> {
+        arguments: JsonObject,
+        call: (&InFlightCall<'_>, &CallContext),
+    ) -> Result<(AdmittedCall, JsonObject), BlockedCall> {
+        let found = self.find(context, requested, origin)?;
+        match &found.by_arguments {
+            None => {
+                self.reserve(&found, origin)?;
+                Ok((found.permit(), arguments))
+            }
+            // Boxed to keep the futures of the other calls small.
+            Some(_) => Box::pin(self.admit_judged(context, requested, origin, arguments, found, call)).await,
+        }
+    }
+
+    /// The part of [`admit`](Self::admit) for tools whose calls are judged one by one.
+    async fn admit_judged(
+        &self,
+        context: &AgentContext,
+        requested: &RequestedTool,
+        origin: &CallOrigin,
+        mut arguments: JsonObject,
+        mut found: FoundTool,
+        call: (&InFlightCall<'_>, &CallContext),
+    ) -> Result<(AdmittedCall, JsonObject), BlockedCall> {
+        let mut approved = false;
+        while let Some(rules) = found.by_arguments.clone() {
+            let canonical = found.canonical.clone();
+            let blocked = |error: Error| BlockedCall::new(error, Some(&canonical));
+            let judged = judge_arguments(rules, arguments, &self.large_checks).await;
+            let (judgement, judged_arguments) = judged.map_err(blocked)?;
+            arguments = judged_arguments;
+            let called = match found.source {
+                ToolSource::Catalog => requested.name(),
+                ToolSource::Caller | ToolSource::Oubliette | ToolSource::Base => &canonical,
+            };
+            match judgement {
+                CallJudgement::Allowed => break,
+                CallJudgement::Blocked(rule) => {
+                    return Err(blocked(not_allowed(context, called, &rule.to_string())));
+                }
+                CallJudgement::Ask(_) if approved => break,
+                CallJudgement::Ask(rules) => {
+                    // First, so that nobody is asked about a call that is then refused all the same.
+                    self.reserve(&found, origin)?;
+                    let question = CallToApprove {
+                        agent: context.agent().clone(),
+                        tool: truncate_name(called),
+                        canonical: canonical.to_string(),
+                        source: found.source.into(),
+                        arguments: self.masked_arguments(context, found.source, &arguments),
+                        rules: rules.iter().map(|rule| rule.to_json()).collect(),
+                    };
+                    let (in_flight_call, ctx) = call;
+                    let waiting = std::pin::pin!(self.parts.approver.approve(question, ctx));
+                    in_flight_call.run(waiting).await.map_err(blocked)?;
+                    // Found and judged again: the rules may have been edited while the call waited.
+                    approved = true;
+                    found = self.find(context, requested, origin)?;
+                }
+            }
+        }
+        if !approved {
+            self.reserve(&found, origin)?;
+        }
+        Ok((found.permit(), arguments))
+    }
+
+    /// Takes the call's place in the budget of its turn.
+    fn reserve(&self, found: &FoundTool, origin: &CallOrigin) -> Result<(), BlockedCall> {
+        let reserved = self.parts.meter.clone().reserve_call(origin);
+        reserved.map_err(|error| BlockedCall::new(error, Some(&found.canonical)))
+    }
+
+    /// Finds the tool that a name means, and checks the rules that hold whatever the arguments are.
+    fn find(
+        &self,
+        context: &AgentContext,
+        requested: &RequestedTool,
+        origin: &CallOrigin,
+    ) -> Result<FoundTool, BlockedCall> {
         let registry = context.registry();
-        let gate = Gate {
+        let gate = CallGate {
             plane: self,
             context,
             registry: &registry,
         };
         match requested {
-            RequestedTool::At(address) => gate.admit_at(address, origin),
+            RequestedTool::At(address) => gate.find_at(address, origin),
             RequestedTool::ByName(name) => match ToolAddress::of_reserved_name(name) {
-                Some(address) => gate.admit_at(&address, origin),
+                Some(address) => gate.find_at(&address, origin),
                 None => match self.find_lent_by_full_name(name) {
-                    Some(lent) => gate.admit_caller(lent, origin),
-                    None => gate.admit_catalog(name),
+                    Some(lent) => gate.find_caller_tool(lent, origin),
+                    None => gate.find_catalog_tool(name),
                 },
             },
         }
@@ -117,28 +224,28 @@ impl ToolPlane {
     }
 }
 
-struct Gate<'a> {
+struct CallGate<'a> {
     plane: &'a ToolPlane,
     context: &'a AgentContext,
     registry: &'a ToolRegistry,
 }
 
-impl Gate<'_> {
-    fn admit_at(&self, address: &ToolAddress, origin: &CallOrigin) -> Result<AdmittedCall, BlockedCall> {
+impl CallGate<'_> {
+    fn find_at(&self, address: &ToolAddress, origin: &CallOrigin) -> Result<FoundTool, BlockedCall> {
         match address {
             ToolAddress::Caller { tool, caller_id } => {
-                self.admit_caller(self.find_lender(tool, caller_id.as_ref())?, origin)
+                self.find_caller_tool(self.find_lender(tool, caller_id.as_ref())?, origin)
             }
-            ToolAddress::Oubliette(tool) => self.admit_own(tool),
-            ToolAddress::Catalog(name) => self.admit_catalog(name),
-            ToolAddress::Base(tool) => self.admit_base(tool),
+            ToolAddress::Oubliette(tool) => self.find_own_tool(tool),
+            ToolAddress::Catalog(name) => self.find_catalog_tool(name),
+            ToolAddress::Base(tool) => self.find_base_tool(tool),
         }
     }
 
-    fn admit_catalog(&self, called: &str) -> Result<AdmittedCall, BlockedCall> {
+    fn find_catalog_tool(&self, called: &str) -> Result<FoundTool, BlockedCall> {
         match self.registry.resolve(called) {
             NameResolution::Tool(entry) => {
-                self.require_allowed(called, &entry.verdict, Some(&entry.canonical))?;
+                self.require_allowed(called, &entry.rules.verdict, Some(&entry.canonical))?;
                 // A call to a server that is down is dispatched all the same: it may be restarting, and the call
                 // waits for it or fails with the server's own reason.
                 let target = match &entry.fault {
@@ -150,34 +257,40 @@ impl Gate<'_> {
                         CatalogTarget::Unavailable(format!("{} is unavailable: {why}", entry.canonical))
                     }
                 };
-                let permit = Permit::grant(entry.canonical.clone(), ToolSource::Catalog);
-                Ok(AdmittedCall {
-                    permit,
+                Ok(FoundTool {
+                    canonical: entry.canonical.clone(),
+                    source: ToolSource::Catalog,
                     target: CallTarget::Catalog(target),
                     server: Some(entry.id.to_string()),
+                    by_arguments: entry.rules.by_arguments().cloned(),
                 })
             }
             NameResolution::Missing {
                 id,
-                verdict,
+                rules,
                 down_reason: down,
             } => {
-                self.require_allowed(called, &verdict, None)?;
+                self.require_allowed(called, &rules.verdict, None)?;
                 let Some(why) = down else {
                     return Err(self.unknown_tool(called, &format!("{id} has no such tool")));
                 };
                 let target = CatalogTarget::Unavailable(format!("{id} is unavailable: {why}"));
-                let permit = Permit::grant(called.into(), ToolSource::Catalog);
-                Ok(AdmittedCall {
-                    permit,
+                Ok(FoundTool {
+                    canonical: called.into(),
+                    source: ToolSource::Catalog,
                     target: CallTarget::Catalog(target),
                     server: Some(id.to_string()),
+                    // Nothing is there to be called, so no arguments have to be judged.
+                    by_arguments: None,
                 })
             }
             NameResolution::NotUsed { id } => {
                 let why = format!("tools.use does not name {}", quoted(id));
                 let canonical = called.starts_with('@').then_some(called);
-                Err(BlockedCall::new(self.not_allowed(called, &why), canonical))
+                Err(BlockedCall::new(
+                    not_allowed(self.context, called, &why),
+                    canonical,
+                ))
             }
             NameResolution::Unknown => {
                 // A denied base or lent tool is not in the agent's list, so a client may ask for it as a catalog
@@ -212,44 +325,47 @@ impl Gate<'_> {
         }
     }
 
-    fn admit_caller(&self, lent: FoundLentTool, origin: &CallOrigin) -> Result<AdmittedCall, BlockedCall> {
+    fn find_caller_tool(&self, lent: FoundLentTool, origin: &CallOrigin) -> Result<FoundTool, BlockedCall> {
         let full = full_name(lent.caller_id(), &lent.tool().name);
-        self.require_not_denied(&full)?;
+        let by_arguments = self.require_not_denied(&full)?;
         let may = self.plane.parts.callers.may_call(lent.caller_id(), origin);
         may.map_err(|error| BlockedCall::new(error, Some(&full)))?;
         let server = Some(lent.caller_id().to_string());
-        let permit = Permit::grant(full.into(), ToolSource::Caller);
-        Ok(AdmittedCall {
-            permit,
+        Ok(FoundTool {
+            canonical: full.into(),
+            source: ToolSource::Caller,
             target: CallTarget::Caller(lent),
             server,
+            by_arguments,
         })
     }
 
-    fn admit_own(&self, tool: &str) -> Result<AdmittedCall, BlockedCall> {
+    fn find_own_tool(&self, tool: &str) -> Result<FoundTool, BlockedCall> {
         if tool.len() > name::MAX_TOOL_NAME {
             return Err(self.unknown_tool(tool, "it has no such tool"));
         }
         let full = format!("{OWN_PREFIX}{tool}");
-        self.require_not_denied(&full)?;
-        let permit = Permit::grant(full.into(), ToolSource::Oubliette);
-        Ok(AdmittedCall {
-            permit,
+        let by_arguments = self.require_not_denied(&full)?;
+        Ok(FoundTool {
+            canonical: full.into(),
+            source: ToolSource::Oubliette,
             target: CallTarget::Oubliette(tool.to_owned()),
             server: None,
+            by_arguments,
         })
     }
 
-    fn admit_base(&self, tool: &str) -> Result<AdmittedCall, BlockedCall> {
+    fn find_base_tool(&self, tool: &str) -> Result<FoundTool, BlockedCall> {
         if !method::BASE_TOOLS.contains(&tool) {
             return Err(self.unknown_tool(tool, "it has no such base tool"));
         }
-        self.require_not_denied(tool)?;
-        let permit = Permit::grant(tool.into(), ToolSource::Base);
-        Ok(AdmittedCall {
-            permit,
+        let by_arguments = self.require_not_denied(tool)?;
+        Ok(FoundTool {
+            canonical: tool.into(),
+            source: ToolSource::Base,
             target: CallTarget::Base(tool.to_owned()),
             server: None,
+            by_arguments,
         })
     }
 
@@ -262,25 +378,22 @@ impl Gate<'_> {
         match verdict.allows() {
             true => Ok(()),
             false => Err(BlockedCall::new(
-                self.not_allowed(called, &verdict.to_string()),
+                not_allowed(self.context, called, &verdict.to_string()),
                 canonical,
             )),
         }
     }
 
-    fn require_not_denied(&self, full: &str) -> Result<(), BlockedCall> {
-        match self.registry.rules().denied_by(full) {
-            None => Ok(()),
-            Some(pattern) => self.require_allowed(full, &ToolRule::Denied(pattern.to_owned()), Some(full)),
+    /// Checks the rules of a tool that is not from the catalog. Returns those that look at a call's arguments.
+    fn require_not_denied(&self, full: &str) -> Result<Option<Arc<ArgumentRules>>, BlockedCall> {
+        let rules = self.registry.rules();
+        if rules.govern_catalog_alone() {
+            return Ok(None);
         }
-    }
-
-    fn not_allowed(&self, called: &str, why: &str) -> Error {
-        let agent = self.context.agent();
-        Error::not_allowed(format!(
-            "agent {agent} may not call {}: {why}",
-            display_name(called)
-        ))
+        // Whether it may be called at all is for its source to say; here it matters only that nothing denies it.
+        let rules = rules.of_other_tool(full, ToolRule::BaseTool);
+        self.require_allowed(full, &rules.verdict, Some(full))?;
+        Ok(rules.by_arguments().cloned())
     }
 
     fn unknown_tool(&self, called: &str, why: &str) -> BlockedCall {
@@ -299,6 +412,14 @@ impl Gate<'_> {
             None,
         )
     }
+}
+
+fn not_allowed(context: &AgentContext, called: &str, why: &str) -> Error {
+    let agent = context.agent();
+    Error::not_allowed(format!(
+        "agent {agent} may not call {}: {why}",
+        display_name(called)
+    ))
 }
 
 /// A name as error texts show it: unchanged when it is short printable ASCII, else quoted and cut.

@@ -109,15 +109,16 @@ fn tool_row(
     server: Option<String>,
     rule: ToolRule,
 ) -> ListedTool {
-    let rule = registry.rules().denying_rule(&spec.name).unwrap_or(rule);
+    let rules = registry.rules().of_other_tool(&spec.name, rule);
     ListedTool {
         canonical: spec.name.clone(),
         name: spec.name,
         aliases: Vec::new(),
         source,
         server,
-        allowed: rule.allows(),
-        reason: rule.into(),
+        allowed: rules.verdict.allows(),
+        rules: rules.listed(),
+        reason: rules.verdict.into(),
         available: true,
         description: spec.description,
         input_schema: spec.input_schema,

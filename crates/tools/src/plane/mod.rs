@@ -1,10 +1,12 @@
 //! One session's tool plane: every call, from inside and from outside, passes it.
 //!
 //! `readiness` makes a call wait for a context that is being built; `gate` resolves the name and checks the rules;
+//! `argument_check` checks the arguments of a lent tool, and those that rules look at;
 //! `in_flight` tracks the calls in progress, so that a switch of
 //! agents can wait for them or cancel them; `record` writes each call to the debugger, secrets masked; `list`
 //! builds `tool_list`.
 
+pub(crate) mod argument_check;
 mod gate;
 mod in_flight;
 mod list;
@@ -15,8 +17,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use oubliette_protocol::{
-    Error, JsonObject, Result, SessionId,
-    debug::DebugBody,
+    ByteBudget, Error, JsonObject, Result, SessionId,
+    debug::{DebugBody, shorten_texts},
     tool::{CallResult, ToolSource, ToolSpec},
 };
 use parking_lot::Mutex;
@@ -24,16 +26,21 @@ use serde_json::{
     Value,
     value::{RawValue, to_raw_value},
 };
-use tokio::{sync::watch, task::AbortHandle};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::AbortHandle,
+};
 
 use crate::{
-    AgentContext, CallContext, CallOrigin, CallThread, CallerTools, DebugSink, OwnTools, RequestedTool,
-    Secrets,
+    AgentContext, Approver, CallContext, CallMeter, CallOrigin, CallThread, CallerTools, DebugSink, OwnTools,
+    RequestedTool, Secrets,
     call::{RawCallResult, ToolAnswer},
+    secret,
 };
 
 pub use self::readiness::{ContextBuilding, ToolCallError};
 use self::{
+    argument_check::check_arguments,
     gate::{AdmittedCall, CallTarget, CatalogTarget},
     in_flight::InFlightCalls,
     record::{CallOutcome, CallRecord, RecordedCall},
@@ -47,10 +54,16 @@ pub struct ToolPlaneParts {
     pub callers: Arc<dyn CallerTools>,
     /// Oubliette's own tools.
     pub own: Arc<dyn OwnTools>,
+    /// Asks people about calls under `tools.ask`.
+    pub approver: Arc<dyn Approver>,
     /// The session's debugger.
     pub debug: Arc<dyn DebugSink>,
+    /// Counts its calls.
+    pub meter: Arc<dyn CallMeter>,
     /// The thread its calls run on.
     pub thread: CallThread,
+    /// What its calls are charged to while they are kept in memory.
+    pub buffers: ByteBudget,
 }
 
 /// One session's tools of every source, behind one gate.
@@ -61,6 +74,8 @@ pub struct ToolPlane {
     builds: watch::Sender<usize>,
     change_follower: Mutex<Option<AbortHandle>>,
     in_flight_calls: InFlightCalls,
+    /// Large arguments are checked one at a time.
+    large_checks: Semaphore,
     secrets: Secrets,
     changes: watch::Sender<u64>,
 }
@@ -95,6 +110,7 @@ impl ToolPlane {
             builds: watch::Sender::new(0),
             change_follower: Mutex::new(None),
             in_flight_calls: InFlightCalls::default(),
+            large_checks: Semaphore::new(1),
             secrets: Secrets::new(),
             changes: watch::Sender::new(0),
         })
@@ -140,6 +156,11 @@ impl ToolPlane {
         &self.parts.thread
     }
 
+    /// What its calls are charged to while they are kept in memory. Whoever calls it charges arguments and result.
+    pub fn buffers(&self) -> &ByteBudget {
+        &self.parts.buffers
+    }
+
     /// Adds a value that is masked in debugger events and error texts, such as the agent's key. At most 64 are
     /// kept: check a key that comes from inside before adding it, or invalid ones could use up the places.
     pub fn hide_secret(&self, secret: &str) {
@@ -176,7 +197,19 @@ impl ToolPlane {
         ctx: CallContext,
     ) -> Result<CallResult, ToolCallError> {
         let context = self.ready_context(&ctx.cancel).await?;
-        let (record, answer) = Box::pin(self.run(&context, tool.into(), arguments, origin, ctx)).await?;
+        self.call_in(&context, tool, arguments, origin, ctx).await
+    }
+
+    /// Calls a tool as [`call`](Self::call) does, in a context from [`ready_context`](Self::ready_context).
+    pub async fn call_in(
+        &self,
+        context: &AgentContext,
+        tool: impl Into<RequestedTool>,
+        arguments: JsonObject,
+        origin: CallOrigin,
+        ctx: CallContext,
+    ) -> Result<CallResult, ToolCallError> {
+        let (record, answer) = Box::pin(self.run(context, tool.into(), arguments, origin, ctx)).await?;
         match answer {
             Ok(answer) => {
                 let result = match &answer {
@@ -228,8 +261,13 @@ impl ToolPlane {
         origin: CallOrigin,
         ctx: CallContext,
     ) -> Result<(CallRecord<'a>, Result<SourceAnswer>)> {
+        self.parts.debug.check_room()?;
         let started = oubliette_protocol::now();
-        let admitted = match self.admit(context, &requested, &origin) {
+        // Registered first: a call that waits for a person is in progress, and a switch of agents waits for it.
+        let in_flight_call = self.in_flight_calls.register(&ctx.cancel);
+        let ctx = ctx.with_cancel(in_flight_call.token());
+        let call = (&in_flight_call, &ctx);
+        let (admitted, arguments) = match self.admit(context, &requested, &origin, arguments, call).await {
             Ok(admitted) => admitted,
             Err(refused) => {
                 let reason = self.mask_for_agent(context, &refused.error.message);
@@ -246,8 +284,7 @@ impl ToolPlane {
                 return Err(refused.error);
             }
         };
-        let in_flight_call = self.in_flight_calls.register(&ctx.cancel);
-        let ctx = ctx.with_cancel(in_flight_call.token());
+        self.parts.meter.count_call(&origin);
         let call = RecordedCall::new(&requested, &admitted, ctx.turn, started);
         let record = CallRecord::begin(self, context, call, arguments, in_flight_call);
         let result = {
@@ -278,8 +315,7 @@ impl ToolPlane {
                 .map(SourceAnswer::from),
             CallTarget::Catalog(CatalogTarget::Unavailable(reason)) => Err(Error::unavailable(reason)),
             CallTarget::Caller(lent) => {
-                let arguments = Value::Object(arguments.clone());
-                lent.tool().check_arguments(&arguments)?;
+                let arguments = check_arguments(&lent, arguments, &self.large_checks).await?;
                 let callers = &self.parts.callers;
                 callers
                     .call(permit, lent.caller_id(), lent.tool(), arguments, ctx)
@@ -299,6 +335,17 @@ impl ToolPlane {
                 .await
                 .map(SourceAnswer::Object),
         }
+    }
+
+    /// A call's arguments as people are shown them: secrets masked, large ones cut.
+    fn masked_arguments(&self, context: &AgentContext, source: ToolSource, arguments: &JsonObject) -> Value {
+        let mut shown = Value::Object(arguments.clone());
+        if source == ToolSource::Oubliette {
+            secret::mask_own_tool_fields(&mut shown);
+        }
+        self.secrets.mask(&mut shown);
+        context.secrets().mask(&mut shown);
+        shorten_texts(shown)
     }
 
     fn mask_for_agent(&self, context: &AgentContext, text: &str) -> String {

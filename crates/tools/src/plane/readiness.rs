@@ -50,7 +50,7 @@ impl ToolPlane {
     }
 
     /// The installed context, or the one that is being built as soon as it is installed.
-    pub(super) async fn ready_context(
+    pub async fn ready_context(
         &self,
         cancel: &CancellationToken,
     ) -> Result<Arc<AgentContext>, ToolCallError> {

@@ -123,6 +123,7 @@ mod tests {
     use std::sync::Arc;
 
     use bytes::Bytes;
+    use oubliette_protocol::ByteBudget;
     use rmcp::ClientHandler;
     use serde_json::{Value, json};
     use tokio::io::{AsyncBufReadExt, BufReader, DuplexStream};
@@ -138,8 +139,9 @@ mod tests {
     fn wire() -> (UpstreamWire, BufReader<DuplexStream>) {
         let (ours, theirs) = tokio::io::duplex(1024 * 1024);
         let (read, write) = tokio::io::split(ours);
-        let traffic = TrafficFilter::new("t".parse().unwrap(), Arc::default());
-        let wire = UpstreamWire::new(LineReader::new(read), LineWriter(write), traffic);
+        let traffic = TrafficFilter::new("t".parse().unwrap(), Arc::default(), ByteBudget::default());
+        let reader = LineReader::new(read, &traffic.buffers);
+        let wire = UpstreamWire::new(reader, LineWriter(write), traffic);
         (wire, BufReader::new(theirs))
     }
 
@@ -199,7 +201,9 @@ mod tests {
         say(two.id, r#""error":{"code":-1,"message":"no"}"#);
         say(one.id, r#""result":{"content":[]}"#);
         assert!(matches!((&mut two.reply).await, Ok(CallReply::Refused(why)) if why == "no"));
-        assert!(matches!((&mut one.reply).await, Ok(CallReply::Result(text)) if text == r#"{"content":[]}"#));
+        assert!(
+            matches!((&mut one.reply).await, Ok(CallReply::Result(Ok(result))) if result.text == r#"{"content":[]}"#)
+        );
     }
 
     #[tokio::test]

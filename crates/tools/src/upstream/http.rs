@@ -3,15 +3,15 @@
 //! The MCP library implements the protocol (sessions, streams, resumption, the headers of each revision); the
 //! requests are made here, so that no response is read beyond the size limit and results are kept verbatim.
 
-use std::{borrow::Cow, collections::HashMap, io, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use oubliette_protocol::budget::UNCHARGED;
 use reqwest::{Response, redirect};
 use rmcp::{
     RoleClient,
-    model::{ClientJsonRpcMessage, ClientRequest, ErrorData, ServerJsonRpcMessage},
+    model::{ClientJsonRpcMessage, ClientRequest, ErrorData, RequestId, ServerJsonRpcMessage},
     transport::{
         StreamableHttpClientTransport, Transport,
         streamable_http_client::{
@@ -20,13 +20,12 @@ use rmcp::{
         },
     },
 };
-use sse_stream::{Sse, SseStream};
+use sse_stream::Sse;
 
 use super::{
     fault::{UpstreamFault, error_chain, truncate_error},
-    limits,
-    lines::message_too_large,
-    tls,
+    http_response::{ResponseReader, unexpected_response},
+    limits, tls,
     traffic::{ConnectionEnd, TrafficFilter},
 };
 
@@ -84,8 +83,7 @@ impl HttpEndpoint {
             .max_concurrent_requests(256);
         let client = BoundedHttpClient {
             client: self.client.clone(),
-            url: self.url.clone(),
-            traffic: self.traffic.clone(),
+            responses: ResponseReader::new(self.url.clone(), self.traffic.clone()),
         };
         FilteredHttpTransport {
             inner: StreamableHttpClientTransport::with_client(client, config),
@@ -158,74 +156,10 @@ impl Transport<RoleClient> for FilteredHttpTransport {
 #[derive(Clone)]
 struct BoundedHttpClient {
     client: reqwest::Client,
-    url: Arc<str>,
-    traffic: Arc<TrafficFilter>,
+    responses: ResponseReader,
 }
 
 impl BoundedHttpClient {
-    /// Marks the connection as lost if the request failed at the connection rather than in its response.
-    fn connection_lost(&self, error: reqwest::Error) -> HttpError {
-        let error = error.without_url();
-        if error.is_connect() || error.is_request() || error.is_body() {
-            self.end_with_fault(format!("{} cannot be reached: {}", self.url, error_chain(&error)));
-        }
-        StreamableHttpError::Client(error)
-    }
-
-    fn end_with_fault(&self, reason: String) {
-        self.traffic.ended.set(ConnectionEnd::Fault(reason.into()));
-    }
-
-    /// Reads a body of at most [`limits::MAX_MESSAGE_BYTES`].
-    async fn read_body(&self, mut response: Response) -> Result<Bytes, HttpError> {
-        let mut body = Vec::new();
-        while let Some(chunk) = response
-            .chunk()
-            .await
-            .map_err(|error| self.connection_lost(error))?
-        {
-            if body.len() + chunk.len() > limits::MAX_MESSAGE_BYTES {
-                self.end_with_fault(message_too_large());
-                return Err(unexpected_response(message_too_large()));
-            }
-            body.extend_from_slice(&chunk);
-        }
-        Ok(body.into())
-    }
-
-    fn read_events(&self, response: Response, most: usize) -> BoxStream<'static, Result<Sse, SseError>> {
-        let traffic = self.traffic.clone();
-        let mut event = SseEventSize::default();
-        let bytes = response
-            .bytes_stream()
-            .map_err(io::Error::other)
-            .map(move |chunk| {
-                let chunk: Bytes = chunk?;
-                match event.add(&chunk, most) {
-                    true => Ok(chunk),
-                    false => {
-                        traffic
-                            .ended
-                            .set(ConnectionEnd::Fault(message_too_large().into()));
-                        Err(io::Error::other(message_too_large()))
-                    }
-                }
-            });
-        let traffic = self.traffic.clone();
-        let answered = move |mut event: Sse| {
-            // The result of a call is kept by the filter; the library gets an empty response in its place.
-            if let Some(data) = event.data.take() {
-                let data = Bytes::from(data);
-                let answered = traffic
-                    .intercept_http_response(&data)
-                    .and_then(|message| serde_json::to_string(&message).ok());
-                event.data = Some(answered.unwrap_or_else(|| String::from_utf8_lossy(&data).into_owned()));
-            }
-            event
-        };
-        SseStream::from_bytes_stream(bytes).map_ok(answered).boxed()
-    }
-
     /// Turns a response with an error status into the JSON-RPC message or error the library expects.
     async fn handle_error_status(
         &self,
@@ -233,22 +167,14 @@ impl BoundedHttpClient {
         response: Response,
     ) -> Result<StreamableHttpPostResponse, HttpError> {
         let status = response.status();
-        let retry_after = response
-            .headers()
-            .get(header::RETRY_AFTER)
-            .and_then(|value| value.to_str().ok());
-        let status_error = HttpStatusError::new(status.as_u16(), retry_after.map(str::to_owned));
-        let denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-        if denied && let Some(challenge) = response.headers().get(header::WWW_AUTHENTICATE) {
-            let challenge = String::from_utf8_lossy(challenge.as_bytes()).into_owned();
-            return Err(StreamableHttpError::AuthRequired(AuthRequiredError::new(
-                challenge,
-            )));
+        let denied = is_denied(status);
+        let status_error = status_error(&response);
+        if status == StatusCode::TOO_MANY_REQUESTS
+            || matches!(status_error, StreamableHttpError::AuthRequired(_))
+        {
+            return Err(status_error);
         }
-        if status == StatusCode::TOO_MANY_REQUESTS {
-            return Err(status_error.into());
-        }
-        let body = self.read_body(response).await?;
+        let body = self.responses.read_body(response).await?;
         let error = match serde_json::from_slice(&body) {
             Ok(ServerJsonRpcMessage::Error(error)) if !denied => Some(error),
             _ => None,
@@ -276,17 +202,13 @@ impl BoundedHttpClient {
                 ServerJsonRpcMessage::Error(error),
                 None,
             )),
-            None if status.is_server_error() => Err(status_error.into()),
+            None if status.is_server_error() => Err(status_error),
             None => Err(unexpected_response(format!(
                 "HTTP {status}: {}",
                 truncate_error(&String::from_utf8_lossy(&body))
             ))),
         }
     }
-}
-
-fn unexpected_response(what: String) -> HttpError {
-    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(what))
 }
 
 impl StreamableHttpClient for BoundedHttpClient {
@@ -322,11 +244,19 @@ impl StreamableHttpClient for BoundedHttpClient {
         if let Some(id) = &session_id {
             request = request.header("Mcp-Session-Id", id.as_ref());
         }
+        let body = serde_json::to_vec(&message)?;
+        // It is kept until the server has read it.
+        let charge = match body.len() > UNCHARGED {
+            true => Some(self.responses.charge_request(body.len())?),
+            false => None,
+        };
         let response = request
-            .json(&message)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(body)
             .send()
             .await
-            .map_err(|error| self.connection_lost(error))?;
+            .map_err(|error| self.responses.connection_lost(error))?;
+        drop(charge);
         let status = response.status();
         if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
             return Ok(StreamableHttpPostResponse::Accepted);
@@ -348,12 +278,20 @@ impl StreamableHttpClient for BoundedHttpClient {
         let (kind, new_session) = (text("content-type"), text("mcp-session-id"));
         match kind.as_deref() {
             Some(kind) if kind.starts_with("text/event-stream") => Ok(StreamableHttpPostResponse::Sse(
-                self.read_events(response, most),
+                self.responses.read_events(response, most, request_id(&message)),
                 new_session,
             )),
             Some(kind) if kind.starts_with("application/json") => {
-                let body = self.read_body(response).await?;
-                if let Some(answered) = self.traffic.intercept_http_response(&body) {
+                let body = match self.responses.read_body(response).await {
+                    Ok(body) => body,
+                    Err(failure) => {
+                        let answered = self
+                            .responses
+                            .fail_request(request_id(&message).as_ref(), failure)?;
+                        return Ok(StreamableHttpPostResponse::Json(answered, new_session));
+                    }
+                };
+                if let Some(answered) = self.responses.traffic.intercept_http_response(&body) {
                     return Ok(StreamableHttpPostResponse::Json(answered, new_session));
                 }
                 match serde_json::from_slice(&body) {
@@ -399,64 +337,74 @@ impl StreamableHttpClient for BoundedHttpClient {
         uri: Arc<str>,
         session_id: Option<Arc<str>>,
         last_event_id: Option<String>,
-        auth_header: Option<String>,
+        _auth_header: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
         most: usize,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpError> {
-        let stream = self.client.get_stream_with_max_sse_event_size(
-            uri,
-            session_id,
-            last_event_id,
-            auth_header,
-            headers,
-            most,
-        );
-        stream.await.map_err(|error| match error {
+        let mut request = self
+            .client
+            .get(uri.as_ref())
+            .headers(headers.into_iter().collect());
+        request = request.header(header::ACCEPT, "text/event-stream");
+        if let Some(id) = &session_id {
+            request = request.header("Mcp-Session-Id", id.as_ref());
+        }
+        if let Some(id) = last_event_id {
+            request = request.header("Last-Event-ID", id);
+        }
+        let response = request.send().await.map_err(|error| match error.is_connect() {
             // The library reopens the stream when it breaks, so a failing connect here is how a dead server is
             // noticed between calls. A stream that merely ends is no sign of that.
-            StreamableHttpError::Client(error) if error.is_connect() => self.connection_lost(error),
-            other => other,
-        })
+            true => self.responses.connection_lost(error),
+            false => StreamableHttpError::Client(error.without_url()),
+        })?;
+        let status = response.status();
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            return Err(StreamableHttpError::ServerDoesNotSupportSse);
+        }
+        if !status.is_success() {
+            return Err(status_error(&response));
+        }
+        let kind = response.headers().get(header::CONTENT_TYPE);
+        let kind = kind.map(|kind| String::from_utf8_lossy(kind.as_bytes()).into_owned());
+        match kind.as_deref() {
+            Some(kind) if kind.starts_with("text/event-stream") => {
+                Ok(self.responses.read_events(response, most, None))
+            }
+            _ => Err(StreamableHttpError::UnexpectedContentType(kind)),
+        }
     }
 }
 
-/// Size of the SSE event being read, in bytes, to bound events before they are complete.
-#[derive(Default)]
-struct SseEventSize {
-    bytes: usize,
-    line_bytes: usize,
+fn is_denied(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
-impl SseEventSize {
-    /// Adds a chunk; returns false when an event exceeds `most` bytes.
-    fn add(&mut self, chunk: &[u8], most: usize) -> bool {
-        for &byte in chunk {
-            match byte {
-                b'\n' if self.line_bytes == 0 => self.bytes = 0,
-                b'\n' => self.line_bytes = 0,
-                b'\r' => {}
-                _ => self.line_bytes += 1,
-            }
-            self.bytes += 1;
-            if self.bytes > most {
-                return false;
-            }
-        }
-        true
+/// The library's error for a response with an error status.
+fn status_error(response: &Response) -> HttpError {
+    let status = response.status();
+    let text = |name: &HeaderName| response.headers().get(name).map(|value| value.as_bytes());
+    if is_denied(status)
+        && let Some(challenge) = text(&header::WWW_AUTHENTICATE)
+    {
+        let challenge = String::from_utf8_lossy(challenge).into_owned();
+        return StreamableHttpError::AuthRequired(AuthRequiredError::new(challenge));
+    }
+    let retry_after = text(&header::RETRY_AFTER).and_then(|value| std::str::from_utf8(value).ok());
+    HttpStatusError::new(status.as_u16(), retry_after.map(str::to_owned)).into()
+}
+
+/// The id of a request; none of other messages.
+fn request_id(message: &ClientJsonRpcMessage) -> Option<RequestId> {
+    match message {
+        ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_event_is_measured_from_blank_line_to_blank_line() {
-        let mut size = SseEventSize::default();
-        assert!(size.add(b"data: 12345\r\n\r\ndata: 12345\n", 16));
-        assert!(size.add(b"\ndata: 1234", 16));
-        assert!(!size.add(b"567890", 16));
-    }
 
     #[test]
     fn loopback_needs_no_proxy() {

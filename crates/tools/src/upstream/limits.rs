@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// The largest message in either direction, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+/// The largest buffer of a connection, in bytes, that is not charged to the session's budget.
+pub(super) const UNCHARGED_BUFFER_BYTES: usize = 64 * 1024;
 /// Most bytes queued for a server that does not read; beyond them messages are refused.
 pub(super) const MAX_QUEUED_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
 /// Most messages queued for a server that does not read.
@@ -21,6 +23,9 @@ pub(super) const MAX_DESCRIPTION_BYTES: usize = 64 * 1024;
 pub(super) const MAX_SCHEMA_BYTES: usize = 256 * 1024;
 /// The deepest nesting of a schema.
 pub(super) const MAX_SCHEMA_DEPTH: usize = 64;
+
+/// The most of a page of tools, in bytes, that is parsed on the thread that serves calls.
+pub(super) const MAX_PARSED_INLINE: usize = 64 * 1024;
 
 /// The longest error text taken over from a server, in bytes.
 pub(super) const MAX_ERROR_BYTES: usize = 4 * 1024;

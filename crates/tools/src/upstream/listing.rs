@@ -5,7 +5,6 @@ use std::{
     sync::Arc,
 };
 
-use bytes::Bytes;
 use oubliette_protocol::{JsonObject, id::quoted};
 use rmcp::{
     RoleClient,
@@ -20,7 +19,7 @@ use crate::registry::ToolInfo;
 use super::{
     fault::UpstreamFault,
     limits,
-    traffic::{HttpResultVisibility, RequestAttachment, ResultSlot},
+    traffic::{HttpResultVisibility, ReceivedResult, RequestAttachment, ResultSlot},
 };
 
 /// Reads all pages of `tools/list`. Invalid tools are left out or corrected; a list that does not end is a fault.
@@ -30,19 +29,13 @@ pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<Arc<ToolIn
     let mut cursor: Option<String> = None;
     for _ in 0..limits::MAX_PAGES {
         let page = request_page(peer, cursor.take()).await?;
-        for tool in page.tools {
-            if tools.len() >= limits::MAX_TOOLS {
-                return Err(UpstreamFault::new(format!(
-                    "it lists more than {} tools",
-                    limits::MAX_TOOLS
-                )));
-            }
-            match parse_fields(&tool).and_then(|(fields, note)| parse_tool(fields, note)) {
-                // A repeated or over-long name is kept: the registry refuses it, where users see the reason.
-                Ok(tool) => tools.push(Arc::new(tool)),
-                Err(why) => tracing::warn!("tools/list: an invalid tool is left out: {why}"),
-            }
+        if tools.len() + page.tools.len() > limits::MAX_TOOLS {
+            return Err(UpstreamFault::new(format!(
+                "it lists more than {} tools",
+                limits::MAX_TOOLS
+            )));
         }
+        tools.extend(parse_tools(page.tools).await?);
         match page.next_cursor {
             None => return Ok(tools),
             Some(next) if cursors.insert(next.clone()) => cursor = Some(next),
@@ -57,6 +50,28 @@ pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<Arc<ToolIn
         "its tool list has more than {} pages",
         limits::MAX_PAGES
     )))
+}
+
+/// Parses the tools of a page, a large one where nobody has to wait for it.
+async fn parse_tools(tools: Vec<Box<RawValue>>) -> Result<Vec<Arc<ToolInfo>>, UpstreamFault> {
+    let bytes: usize = tools.iter().map(|tool| tool.get().len()).sum();
+    let parse = move || {
+        let parse = |tool: &RawValue| parse_fields(tool).and_then(|(fields, note)| parse_tool(fields, note));
+        let mut parsed = Vec::with_capacity(tools.len());
+        for tool in &tools {
+            match parse(tool) {
+                // A repeated or over-long name is kept: the registry refuses it, where users see the reason.
+                Ok(tool) => parsed.push(Arc::new(tool)),
+                Err(why) => tracing::warn!("tools/list: an invalid tool is left out: {why}"),
+            }
+        }
+        parsed
+    };
+    if bytes <= limits::MAX_PARSED_INLINE {
+        return Ok(parse());
+    }
+    let parsed = tokio::task::spawn_blocking(parse).await;
+    parsed.map_err(|_| UpstreamFault::new("its tool list could not be parsed"))
 }
 
 #[derive(Deserialize)]
@@ -84,8 +99,15 @@ async fn request_page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result
     });
     let broken = |what: &str| UpstreamFault::new(format!("it answered tools/list with {what}"));
     let page = match peer.send_request(ClientRequest::ListToolsRequest(request)).await {
-        Ok(ServerResult::EmptyResult(_)) => result_slot.lock().take(),
-        Ok(other) => serde_json::to_vec(&other).ok().map(Bytes::from),
+        Ok(ServerResult::EmptyResult(_)) => {
+            let received = result_slot.lock().take();
+            let received = received.transpose();
+            received.map_err(|over| UpstreamFault::new(format!("its list of tools was not kept: {over}")))?
+        }
+        Ok(other) => serde_json::to_vec(&other).ok().map(|text| ReceivedResult {
+            text: text.into(),
+            charge: None,
+        }),
         Err(ServiceError::McpError(error)) if error.code == rmcp::model::ErrorCode::METHOD_NOT_FOUND => {
             return Ok(ToolPage {
                 tools: Vec::new(),
@@ -102,15 +124,26 @@ async fn request_page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result
         Err(error) => return Err(broken(&super::fault::error_chain(&error))),
     };
     let page: ToolPage = page
-        .filter(|page| page.trim_ascii_start().starts_with(b"{"))
+        .filter(|page| page.text.trim_ascii_start().starts_with(b"{"))
         .ok_or_else(|| broken("something else"))
         .and_then(|page| {
-            serde_json::from_slice(&page).map_err(|error| broken(&format!("no list of tools: {error}")))
+            serde_json::from_slice(&page.text).map_err(|error| broken(&format!("no list of tools: {error}")))
         })?;
     Ok(ToolPage {
         next_cursor: page.next_cursor.filter(|cursor| !cursor.is_empty()),
         ..page
     })
+}
+
+/// The valid tools of a page; none if it is no page.
+pub(super) fn parse_page(page: &[u8]) -> Option<Vec<ToolInfo>> {
+    let page: ToolPage = serde_json::from_slice(page).ok()?;
+    let tools = page.tools.iter();
+    let valid = tools.filter_map(|tool| {
+        let (fields, note) = parse_fields(tool).ok()?;
+        parse_tool(fields, note).ok()
+    });
+    Some(valid.collect())
 }
 
 /// Parses the fields of one tool. A field nested too deep to parse is left out; for the input schema a note says
@@ -205,15 +238,7 @@ fn check_schema(schema: &Value) -> Result<(), String> {
             "it is larger than {bytes} KiB or deeper than {depth} levels"
         ));
     }
-    // A schema in an unknown dialect is checked as draft 2020-12.
-    let checked = match jsonschema::Draft::default().detect(schema) {
-        jsonschema::Draft::Unknown => jsonschema::draft202012::meta::validate(schema),
-        _ => jsonschema::meta::validate(schema),
-    };
-    checked.map_err(|error| {
-        let at = error.instance_path().to_string();
-        format!("{at}: {}", super::fault::truncate_error(&error.to_string()))
-    })
+    oubliette_protocol::argument_schema::check_schema(schema)
 }
 
 /// The approximate size of a value in bytes of JSON; `None` beyond the schema limits on size or depth.

@@ -9,20 +9,26 @@
 //! - [`startup`]: process or socket, [`handshake`] in either MCP lifecycle, tool [`listing`].
 //! - [`connection`]: an established connection; [`tool_calls`]: calls over it, [`direct_call`] those that bypass
 //!   the MCP library.
-//! - [`stdio`], [`ws`], [`tcp`], [`http`]: the transports; [`lines`] and [`tls`]: what they share.
+//! - [`stdio`], [`ws`], [`tcp`], [`http`]: the transports; [`lines`] and [`tls`]: what they share; [`cache`]: the cache
+//!   of a stdio server; [`ws_frames`] and [`http_response`]: how what is read is bounded and charged; [`dropped_message`]:
+//!   what is left of a message without room.
 //! - [`wire`]: a persistent connection with its write queue; [`traffic`]: the filter of its messages, with
 //!   [`envelope`] to classify them and [`unsolicited`] to detect floods.
 //! - [`fault`]: why it is down; [`limits`]: every bound; [`latch`]: a
-//!   value set once.
+//!   value set once. [`fuzzing`]: the fuzz target of all that reads messages.
 //!
 //! "The library" in these files is rmcp, the MCP client library.
 
+mod cache;
 mod connection;
 mod direct_call;
+mod dropped_message;
 mod envelope;
 mod fault;
+mod fuzzing;
 mod handshake;
 mod http;
+mod http_response;
 mod latch;
 mod limits;
 mod lines;
@@ -38,22 +44,30 @@ mod traffic;
 mod unsolicited;
 mod wire;
 mod ws;
+mod ws_frames;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use oubliette_programs::ProgramStore;
 use oubliette_protocol::{
-    Error, JsonObject, Result, Slug,
-    catalog::McpServerDefinition,
+    ByteBudget, Error, JsonObject, Result, Slug,
+    catalog::{McpServerDefinition, ServerStart},
     tool::{CallResult, ListedServer},
 };
-use oubliette_sandbox::{ResourceLimits, SandboxDriver};
+use oubliette_sandbox::{ResourceLimits, SandboxDriver, SandboxGroup};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{CallContext, CallThread, DebugSink, Environment, Trust, call::ToolAnswer, registry::ToolInfo};
+use crate::{
+    CallContext, CallThread, DebugSink, ProxySockets, ServerEnvironment, TrustedResources, call::ToolAnswer,
+    registry::ToolInfo,
+};
 use connection::UpstreamConnection;
 use state::{UpstreamPhase, UpstreamState};
 use supervisor::{SupervisorCommand, UpstreamSupervisor};
+
+#[doc(hidden)]
+pub use fuzzing::fuzz_messages;
 
 /// What all tool servers of one agent are started with.
 #[derive(Clone)]
@@ -67,17 +81,26 @@ pub struct ServerSetup {
     /// The driver of stdio servers with `isolation: "host"`.
     pub host: Arc<dyn SandboxDriver>,
     /// The host resources that definitions may use: host tools, host network, paths, environment variables.
-    pub trust: Arc<Trust>,
+    pub trust: Arc<TrustedResources>,
     /// The resource limits of each server and command.
     pub limits: ResourceLimits,
+    /// The session's group, whose limits hold for all its servers, commands and its agent together. None: each has its
+    /// own limits only.
+    pub group: Option<SandboxGroup>,
     /// The environment of the Oubliette server, read for `${env:NAME}`.
-    pub env: Arc<dyn Environment>,
+    pub env: Arc<dyn ServerEnvironment>,
     /// The session's debugger.
     pub debug: Arc<dyn DebugSink>,
-    /// The egress proxy's socket on the host, for servers with `network: "proxy"`.
-    pub proxy_socket: Option<PathBuf>,
+    /// The programs that stdio servers may be; none: they can only be commands.
+    pub programs: Option<Arc<ProgramStore>>,
+    /// The directory of the servers' caches, on the host; none: they have no `/cache`.
+    pub caches: Option<PathBuf>,
+    /// The egress proxy's sockets, for servers with `network: "proxy"`.
+    pub proxy: Option<Arc<dyn ProxySockets>>,
     /// The thread their supervisors, pipes and connections run on.
     pub thread: CallThread,
+    /// What messages to and from them are charged to while they are kept in memory.
+    pub buffers: ByteBudget,
 }
 
 /// What a server is started from.
@@ -143,7 +166,8 @@ impl Upstream {
             abandoned,
         };
         thread.spawn(supervisor.run(start_gate));
-        let start_timeout = Duration::from_millis(timeouts.request_ms.min(timeouts.startup_ms));
+        let start_timeout =
+            Duration::from_millis(timeouts.request_ms.min(timeouts.startup_ms(ServerStart::Later)));
         Arc::new(Self {
             state,
             commands,

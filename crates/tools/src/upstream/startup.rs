@@ -4,12 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use indexmap::IndexMap;
-use oubliette_protocol::{Error, catalog::Transport};
+use oubliette_programs::ProgramLaunch;
+use oubliette_protocol::{
+    Error, ErrorCode,
+    catalog::{ServerIsolation, ServerStart, Transport},
+};
 use oubliette_sandbox::{SandboxExit, SandboxHandle};
 use tokio::time::timeout;
 
 use super::{
     UpstreamSpec,
+    cache::ServerCache,
     fault::UpstreamFault,
     handshake::{self, ClientTransport, McpLifecycle, RunningMcpClient},
     http::HttpEndpoint,
@@ -44,18 +49,32 @@ pub(super) async fn connect_and_list(
     known: McpLifecycle,
 ) -> Result<ReadyServer, UpstreamFault> {
     let secrets = Arc::new(Secrets::new());
-    let traffic = TrafficFilter::new(spec.server.id.clone(), secrets.clone());
+    let traffic = TrafficFilter::new(
+        spec.server.id.clone(),
+        secrets.clone(),
+        spec.setup.buffers.clone(),
+    );
     let mut resources = ConnectionResources {
         transport: None,
         process: None,
         traffic,
         secrets,
     };
-    let startup = Duration::from_millis(spec.server.timeouts.startup_ms);
+    let prepared = match prepare(spec).await {
+        Ok(prepared) => prepared,
+        Err(fault) => return Err(resources.abandon(fault).await),
+    };
+    let limit = spec.server.timeouts.startup_ms(prepared.start());
+    let startup = Duration::from_millis(limit);
     let mut step = StartupStep::Connect;
-    let opened = timeout(startup, Box::pin(resources.connect(spec, known, &mut step))).await;
+    let opened = timeout(
+        startup,
+        Box::pin(resources.connect(spec, known, &prepared, &mut step)),
+    )
+    .await;
     let fault = match opened {
         Ok(Ok((client, lifecycle, tools))) => {
+            prepared.set_started();
             return Ok(ReadyServer {
                 resources,
                 client,
@@ -65,11 +84,58 @@ pub(super) async fn connect_and_list(
         }
         Ok(Err(fault)) => fault,
         Err(_) => {
-            let (limit, step) = (spec.server.timeouts.startup_ms, step.as_str());
+            let step = step.as_str();
             UpstreamFault::new(format!("not ready within {limit} ms: still {step}"))
         }
     };
     Err(resources.abandon(fault).await)
+}
+
+/// What a server needs before it is started, and what does not count towards `startupMs`.
+#[derive(Default)]
+pub(super) struct PreparedStart {
+    /// How its program is run, if it is one.
+    pub(super) launch: Option<ProgramLaunch>,
+    /// Its cache, if it has one.
+    pub(super) cache: Option<ServerCache>,
+}
+
+impl PreparedStart {
+    fn start(&self) -> ServerStart {
+        self.cache.as_ref().map_or(ServerStart::Later, ServerCache::start)
+    }
+
+    fn set_started(&self) {
+        if let Some(cache) = &self.cache {
+            cache.set_started();
+        }
+    }
+}
+
+/// Installs and checks the program of a stdio server, and makes its cache.
+async fn prepare(spec: &UpstreamSpec) -> Result<PreparedStart, UpstreamFault> {
+    let mut prepared = PreparedStart::default();
+    let Transport::Stdio(stdio) = &spec.server.transport else {
+        return Ok(prepared);
+    };
+    if let Some(program) = &stdio.program {
+        let programs = spec.setup.programs.as_ref();
+        let programs =
+            programs.ok_or_else(|| UpstreamFault::new("it is a program, and none can be run here"))?;
+        prepared.launch = Some(programs.launch(program).await.map_err(|error| match error.code {
+            ErrorCode::Unavailable | ErrorCode::Timeout => UpstreamFault::new(error.message),
+            _ => UpstreamFault::refused(error),
+        })?);
+    }
+    if let (Some(caches), ServerIsolation::Sandbox) = (&spec.setup.caches, stdio.isolation) {
+        let cache = ServerCache::new(caches, spec.server.id.as_str(), stdio);
+        cache
+            .prepare()
+            .await
+            .map_err(|error| UpstreamFault::new(format!("its cache cannot be made: {error}")))?;
+        prepared.cache = Some(cache);
+    }
+    Ok(prepared)
 }
 
 /// The step a start is at, for the error text of a timeout.
@@ -95,12 +161,13 @@ impl ConnectionResources {
         &mut self,
         spec: &UpstreamSpec,
         known: McpLifecycle,
+        prepared: &PreparedStart,
         step: &mut StartupStep,
     ) -> Result<(RunningMcpClient, McpLifecycle, Vec<Arc<ToolInfo>>), UpstreamFault> {
         let traffic = self.traffic.clone();
         let transport = match &spec.server.transport {
             Transport::Stdio(stdio) => {
-                let (wire, process) = stdio::spawn(spec, stdio, &self.secrets, traffic).await?;
+                let (wire, process) = stdio::spawn(spec, stdio, prepared, &self.secrets, traffic).await?;
                 self.process = Some(process);
                 ClientTransport::Wire(wire)
             }

@@ -9,8 +9,10 @@ use oubliette_sandbox::{
 
 use super::{
     UpstreamSpec,
+    cache::{CacheWatch, ServerCache},
     fault::{FaultRemedy, UpstreamFault},
     lines::{LineReader, LineWriter},
+    startup::PreparedStart,
     traffic::TrafficFilter,
     wire::UpstreamWire,
 };
@@ -27,16 +29,19 @@ pub(super) struct ServerProcess {
     pub(super) handle: SandboxHandle,
     /// Reads its stderr and keeps the tail.
     pub(super) stderr: StderrTail,
+    /// Watches the size of its cache.
+    pub(super) _cache_watch: Option<CacheWatch>,
 }
 
 /// Starts the process; returns a wire over its pipes, and its handle.
 pub(super) async fn spawn(
     spec: &UpstreamSpec,
     stdio: &StdioTransport,
+    prepared: &PreparedStart,
     secrets: &Secrets,
     traffic: Arc<TrafficFilter>,
 ) -> Result<(UpstreamWire, ServerProcess), UpstreamFault> {
-    let process_spec = sandbox_spec(spec, stdio, secrets).map_err(UpstreamFault::refused)?;
+    let process_spec = sandbox_spec(spec, stdio, prepared, secrets).map_err(UpstreamFault::refused)?;
     let sandbox = match stdio.isolation {
         ServerIsolation::Sandbox => &spec.setup.sandbox,
         ServerIsolation::Host => &spec.setup.host,
@@ -44,12 +49,18 @@ pub(super) async fn spawn(
     let running = sandbox.spawn(process_spec).await.map_err(|error| UpstreamFault {
         remedy: match error {
             SandboxError::Invalid(_) | SandboxError::Program { .. } => FaultRemedy::EditDefinition,
-            SandboxError::Unavailable { .. } | SandboxError::Setup(_) => FaultRemedy::Restart,
+            SandboxError::Unavailable { .. } | SandboxError::LimitExceeded(_) | SandboxError::Setup(_) => {
+                FaultRemedy::Restart
+            }
         },
         ..UpstreamFault::new(secrets.mask_text(&error.to_string()))
     })?;
+    let cache_watch = prepared
+        .cache
+        .as_ref()
+        .map(|cache| cache.watch(running.handle.clone(), traffic.clone()));
     let wire = UpstreamWire::new(
-        LineReader::new(running.stdout),
+        LineReader::new(running.stdout, &traffic.buffers),
         LineWriter(running.stdin),
         traffic,
     );
@@ -58,13 +69,19 @@ pub(super) async fn spawn(
         ServerProcess {
             handle: running.handle,
             stderr: StderrTail::follow(running.stderr),
+            _cache_watch: cache_watch,
         },
     ))
 }
 
 /// The sandbox of the server: the workspace, the environment of its definition, and what the host's trust
 /// settings allow. It has no relay socket, no project environment and no key.
-fn sandbox_spec(spec: &UpstreamSpec, stdio: &StdioTransport, secrets: &Secrets) -> Result<SandboxSpec> {
+fn sandbox_spec(
+    spec: &UpstreamSpec,
+    stdio: &StdioTransport,
+    prepared: &PreparedStart,
+    secrets: &Secrets,
+) -> Result<SandboxSpec> {
     let trust = &spec.setup.trust;
     if stdio.isolation == ServerIsolation::Host {
         trust.check_host_tool(&spec.server.id)?;
@@ -72,23 +89,36 @@ fn sandbox_spec(spec: &UpstreamSpec, stdio: &StdioTransport, secrets: &Secrets) 
     trust.check_network(stdio.network)?;
     let expand = |text: &String| trust.expand(text, &*spec.setup.env, secrets);
 
-    let mut argv = vec![stdio.command.clone()];
+    let mut argv = match &prepared.launch {
+        Some(launch) => launch.argv.clone(),
+        None => vec![stdio.command.clone()],
+    };
     argv.extend(stdio.args.iter().map(expand).collect::<Result<Vec<_>>>()?);
     let mut process_spec = SandboxSpec::new(spec.server.id.as_str(), argv);
     process_spec.workspace = Some(spec.setup.workspace.clone());
     process_spec.limits = spec.setup.limits.clone();
+    process_spec.group = spec.setup.group.clone();
     process_spec.mounts = trust
         .check_read_only_all(&stdio.read_only)?
         .into_iter()
         .map(|path| BindMount::read_only(path.host, path.inside))
         .collect();
+    if let Some(launch) = &prepared.launch {
+        process_spec.mounts.extend(launch.mounts.iter().cloned());
+        process_spec.env.extend(launch.env.iter().cloned());
+    }
+    if let Some(cache) = &prepared.cache {
+        process_spec.mounts.push(cache.mount());
+        process_spec.env.extend(ServerCache::variables());
+    }
     match stdio.network {
         agent::NetworkAccess::None => process_spec.network = SandboxNetwork::None,
         agent::NetworkAccess::Host => process_spec.network = SandboxNetwork::Host,
         agent::NetworkAccess::Proxy => {
-            let socket = spec.setup.proxy_socket.as_ref().ok_or_else(|| {
+            let proxy = spec.setup.proxy.as_ref().ok_or_else(|| {
                 Error::unavailable("it asks for network \"proxy\", and this session has no proxy")
             })?;
+            let socket = proxy.socket_for(&spec.server.id, stdio.egress.as_deref())?;
             process_spec.sockets.push(SocketMount::new(socket, PROXY_SOCKET));
             process_spec.forwards.push(PortForward {
                 port: PROXY_PORT,
@@ -114,19 +144,30 @@ fn sandbox_spec(spec: &UpstreamSpec, stdio: &StdioTransport, secrets: &Secrets) 
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::{collections::HashMap, path::PathBuf};
 
-    use oubliette_protocol::{Slug, catalog::ToolDefinition, catalog::Transport, debug::DebugBody};
+    use oubliette_protocol::{
+        CatalogId,
+        catalog::{ToolDefinition, Transport},
+        egress::HostPattern,
+    };
     use oubliette_sandbox::HostDriver;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{DebugSink, ServerSetup, Trust};
+    use crate::{DiscardDebug, ProxySockets, ServerSetup, TrustedResources};
 
-    struct NullDebugSink;
+    /// Names a socket after its server and list.
+    struct NamedSockets;
 
-    impl DebugSink for NullDebugSink {
-        fn record(&self, _: Option<&Slug>, _: DebugBody) {}
+    impl ProxySockets for NamedSockets {
+        fn socket_for(&self, server: &CatalogId, egress: Option<&[HostPattern]>) -> Result<PathBuf> {
+            Ok(format!(
+                "/srv/{server}-{}.sock",
+                egress.map_or("any".into(), |list| list.len().to_string())
+            )
+            .into())
+        }
     }
 
     fn sandbox_spec_for(more: Value) -> Result<(SandboxSpec, Secrets)> {
@@ -149,20 +190,25 @@ mod tests {
                 workspace: "/srv/w".into(),
                 sandbox: host.clone(),
                 host,
-                trust: Arc::new(Trust {
+                trust: Arc::new(TrustedResources {
                     read_only: vec!["/usr".into()],
                     env: vec!["KEY".into()],
-                    ..Trust::default()
+                    ..TrustedResources::default()
                 }),
                 limits: Default::default(),
+                group: None,
                 env: Arc::new(HashMap::from([("KEY".to_owned(), "k-123456".to_owned())])),
-                debug: Arc::new(NullDebugSink),
-                proxy_socket: Some("/srv/proxy.sock".into()),
+                debug: Arc::new(DiscardDebug),
+                programs: None,
+                caches: None,
+                proxy: Some(Arc::new(NamedSockets)),
                 thread: crate::CallThread::current_runtime(),
+                buffers: Default::default(),
             },
         };
         let secrets = Secrets::new();
-        sandbox_spec(&spec, &stdio, &secrets).map(|process_spec| (process_spec, secrets))
+        sandbox_spec(&spec, &stdio, &PreparedStart::default(), &secrets)
+            .map(|process_spec| (process_spec, secrets))
     }
 
     #[tokio::test]
@@ -195,7 +241,7 @@ mod tests {
         assert_eq!(process_spec.network, SandboxNetwork::None);
         assert_eq!(
             process_spec.sockets,
-            [SocketMount::new("/srv/proxy.sock", PROXY_SOCKET)]
+            [SocketMount::new("/srv/srv-any.sock", PROXY_SOCKET)]
         );
         assert_eq!(
             process_spec.forwards,
@@ -213,5 +259,10 @@ mod tests {
         };
         assert_eq!(value("HTTPS_PROXY"), Some("http://127.0.0.1:19998"));
         assert_eq!(value("NO_PROXY"), Some("mine"), "its own environment wins");
+        let (listed, _) = sandbox_spec_for(json!({"network":"proxy","egress":["a.org"]})).unwrap();
+        assert_eq!(
+            listed.sockets,
+            [SocketMount::new("/srv/srv-1.sock", PROXY_SOCKET)]
+        );
     }
 }

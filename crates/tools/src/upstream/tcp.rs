@@ -23,7 +23,7 @@ pub(super) async fn connect(
     let _ = stream.set_nodelay(true);
     let (read, write) = stream.into_split();
     Ok(UpstreamWire::new(
-        LineReader::new(read),
+        LineReader::new(read, &traffic.buffers),
         LineWriter(write),
         traffic,
     ))

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
-use oubliette_protocol::{Error, JsonObject, Result, tool::CallResult};
+use oubliette_protocol::{Error, JsonObject, OverBudget, Result, tool::CallResult};
 use rmcp::{
     RoleClient,
     model::{CallToolRequest, CallToolRequestParams, ClientRequest, ServerResult},
@@ -19,7 +18,7 @@ use super::{
     handshake::ClientTransport,
     http::HttpError,
     limits,
-    traffic::{CallReply, HttpResultVisibility, RequestAttachment, ResultSlot},
+    traffic::{CallReply, HttpResultVisibility, ReceivedResult, RequestAttachment, ResultSlot},
     wire::SendFailure,
 };
 use crate::{
@@ -85,10 +84,10 @@ impl UpstreamConnection {
         let Some(result) = result else {
             return Ok(ToolAnswer::Result(CallResult::default()));
         };
-        if let Some(text) = RawCallResult::validate(&result) {
-            return Ok(ToolAnswer::Text(text));
+        if let Some(text) = RawCallResult::validate(&result.text) {
+            return Ok(ToolAnswer::Text(text.with_charge(result.charge)));
         }
-        read_result(&result).map(ToolAnswer::Result).map_err(|why| {
+        read_result(&result.text).map(ToolAnswer::Result).map_err(|why| {
             Error::tool_error(format!("tool server {}: {}", self.server, truncate_error(&why)))
         })
     }
@@ -153,8 +152,13 @@ impl UpstreamConnection {
     fn send_failure_error(&self, why: &SendFailure) -> Error {
         match why {
             SendFailure::NotWritten(why) => self.not_sent_error(why),
+            SendFailure::OverBudget(over) => self.over_budget_error("did not get the call", *over),
             SendFailure::MaybeWritten(why) => self.outcome_unknown_error(why),
         }
+    }
+
+    fn over_budget_error(&self, what: &str, over: OverBudget) -> Error {
+        Error::limit_exceeded(format!("tool server {} {what}: {over}", self.server))
     }
 
     fn refusal_error(&self, message: &str) -> Error {
@@ -175,6 +179,9 @@ impl UpstreamConnection {
                 match cause.downcast_ref::<HttpError>() {
                     Some(HttpError::Client(cause)) if cause.is_connect() => self.not_sent_error(&text(cause)),
                     Some(HttpError::Client(cause)) => self.outcome_unknown_error(&text(cause)),
+                    Some(HttpError::Io(cause)) if let Some(over) = over_budget(cause) => {
+                        self.over_budget_error("did not get the call", over)
+                    }
                     Some(cause) => {
                         Error::unavailable(format!("tool server {}: {}", self.server, text(cause)))
                     }
@@ -184,6 +191,11 @@ impl UpstreamConnection {
             other => self.outcome_unknown_error(&text(&other)),
         }
     }
+}
+
+/// The budget that an error is about, if it is.
+fn over_budget(error: &std::io::Error) -> Option<OverBudget> {
+    error.get_ref()?.downcast_ref().copied()
 }
 
 /// A call that was sent. Dropping it before the result sends `notifications/cancelled`.
@@ -202,10 +214,16 @@ enum CallFailure {
 
 impl SentCall {
     /// Waits for the result as it stands on the wire. Cancel-safe: it may be dropped and awaited again.
-    async fn wait_result(&mut self, connection: &UpstreamConnection) -> Result<Option<Bytes>, CallFailure> {
+    async fn wait_result(
+        &mut self,
+        connection: &UpstreamConnection,
+    ) -> Result<Option<ReceivedResult>, CallFailure> {
+        let over_budget = |over: OverBudget| {
+            CallFailure::Refused(connection.over_budget_error("answered, but there is no room for it", over))
+        };
         match self {
             SentCall::Direct(sent) => match (&mut sent.reply).await {
-                Ok(CallReply::Result(result)) => Ok(Some(result)),
+                Ok(CallReply::Result(result)) => result.map(Some).map_err(over_budget),
                 Ok(CallReply::Refused(message)) => {
                     Err(CallFailure::Refused(connection.refusal_error(&message)))
                 }
@@ -221,9 +239,15 @@ impl SentCall {
                 let response = (&mut handle.rx).await;
                 sent.handle = None;
                 match response {
-                    Ok(Ok(ServerResult::EmptyResult(_))) => Ok(sent.result_slot.lock().take()),
+                    Ok(Ok(ServerResult::EmptyResult(_))) => {
+                        let received = sent.result_slot.lock().take();
+                        received.transpose().map_err(over_budget)
+                    }
                     // A result that did not pass the filter, such as one on a resumed HTTP stream.
-                    Ok(Ok(other)) => Ok(serde_json::to_vec(&other).ok().map(Bytes::from)),
+                    Ok(Ok(other)) => Ok(serde_json::to_vec(&other).ok().map(|text| ReceivedResult {
+                        text: text.into(),
+                        charge: None,
+                    })),
                     Ok(Err(ServiceError::TransportClosed)) | Err(_) => Err(CallFailure::BrokenOff),
                     Ok(Err(error)) => Err(CallFailure::Refused(connection.service_error(error))),
                 }

@@ -15,7 +15,8 @@ use std::{
 
 use bytes::Bytes;
 use oubliette_protocol::{
-    CatalogId,
+    ByteBudget, ByteCharge, CatalogId, OverBudget,
+    budget::UNCHARGED,
     relay::{ProgressCallback, ProgressReport},
 };
 use parking_lot::Mutex;
@@ -27,6 +28,7 @@ use serde_json::{Value, value::RawValue};
 use tokio::sync::{Notify, oneshot};
 
 use super::{
+    dropped_message::DroppedMessage,
     envelope::{HANDLED_NOTIFICATIONS, ServerEnvelope},
     latch::Latch,
     unsolicited::UnsolicitedCounter,
@@ -64,14 +66,21 @@ pub(super) enum HttpResultVisibility {
     Shown,
 }
 
-/// Holds a request's result, as it stood on the wire, once it came.
-pub(super) type ResultSlot = Arc<Mutex<Option<Bytes>>>;
+/// A result, as it stood on the wire, with what it is charged.
+#[derive(Debug)]
+pub(super) struct ReceivedResult {
+    pub(super) text: Bytes,
+    pub(super) charge: Option<ByteCharge>,
+}
+
+/// Holds a request's result once it came, or why it could not be kept.
+pub(super) type ResultSlot = Arc<Mutex<Option<Result<ReceivedResult, OverBudget>>>>;
 
 /// The outcome of a direct call.
 #[derive(Debug)]
 pub(super) enum CallReply {
-    /// The result, as it stood on the wire.
-    Result(Bytes),
+    /// The result, or why it could not be kept.
+    Result(Result<ReceivedResult, OverBudget>),
     /// The server's error message.
     Refused(String),
     /// The request was not written, or not completely.
@@ -89,6 +98,8 @@ pub(super) struct TrafficFilter {
     next_call_id: AtomicI64,
     progress: Mutex<HashMap<i64, ProgressCallback>>,
     unsolicited: Mutex<UnsolicitedCounter>,
+    /// What messages in both directions are charged to.
+    pub(super) buffers: ByteBudget,
     /// Notified when the server reports that its tools have changed.
     pub(super) list_changed: Notify,
     /// Set when no more messages will come.
@@ -109,7 +120,7 @@ enum PendingRequest {
 
 impl TrafficFilter {
     /// A filter for the messages of `server`.
-    pub(super) fn new(server: CatalogId, secrets: Arc<Secrets>) -> Arc<Self> {
+    pub(super) fn new(server: CatalogId, secrets: Arc<Secrets>, buffers: ByteBudget) -> Arc<Self> {
         Arc::new(Self {
             server,
             secrets,
@@ -117,6 +128,7 @@ impl TrafficFilter {
             next_call_id: AtomicI64::new(FIRST_DIRECT_CALL_ID),
             progress: Mutex::default(),
             unsolicited: Mutex::new(UnsolicitedCounter::new()),
+            buffers,
             list_changed: Notify::new(),
             ended: Latch::default(),
         })
@@ -280,10 +292,55 @@ impl TrafficFilter {
                 http_visibility: HttpResultVisibility::Hidden,
                 ..
             } => {
-                store_result(result_slot, text, result);
+                *result_slot.lock() = Some(self.receive_result(text, result));
                 Some(ack(id))
             }
             PendingRequest::Library { .. } | PendingRequest::Direct(_) => None,
+        }
+    }
+
+    /// Fails a library request over HTTP whose response there was no room for; returns an empty response for the library.
+    /// None if nobody waits for the result here.
+    pub(super) fn fail_http_request(
+        &self,
+        id: &NumberOrString,
+        why: OverBudget,
+    ) -> Option<ServerJsonRpcMessage> {
+        let NumberOrString::Number(id) = id else {
+            return None;
+        };
+        match self.pending.lock().get(id)? {
+            PendingRequest::Library { result_slot, .. } => {
+                *result_slot.lock() = Some(Err(why));
+                Some(ack(*id))
+            }
+            PendingRequest::Direct(_) => None,
+        }
+    }
+
+    /// Charges a result that has arrived.
+    fn receive_result(&self, text: &Bytes, result: &RawValue) -> Result<ReceivedResult, OverBudget> {
+        let text = text.slice_ref(result.get().as_bytes());
+        let charge = match text.len() > UNCHARGED {
+            true => Some(self.buffers.charge(text.len())?),
+            false => None,
+        };
+        Ok(ReceivedResult { text, charge })
+    }
+
+    /// Fails the direct call that a message answers which there was no room for; false if it is not found.
+    pub(super) fn fail_dropped(&self, dropped: &DroppedMessage) -> bool {
+        let direct = |id: &i64| *id >= FIRST_DIRECT_CALL_ID;
+        let request = dropped
+            .ids()
+            .filter(direct)
+            .find_map(|id| self.remove_pending(id));
+        match request {
+            Some(PendingRequest::Direct(sender)) => {
+                let _ = sender.send(CallReply::Result(Err(dropped.why())));
+                true
+            }
+            Some(PendingRequest::Library { .. }) | None => false,
         }
     }
 
@@ -299,7 +356,7 @@ impl TrafficFilter {
         match (self.remove_pending(id), envelope.result) {
             (Some(PendingRequest::Direct(sender)), result) => {
                 let reply = match result {
-                    Some(result) => CallReply::Result(text.slice_ref(result.get().as_bytes())),
+                    Some(result) => CallReply::Result(self.receive_result(text, result)),
                     None => CallReply::Refused(envelope.error_message()),
                 };
                 // The call may have been dropped meanwhile.
@@ -307,7 +364,7 @@ impl TrafficFilter {
                 ResponseOwner::DirectCall
             }
             (Some(PendingRequest::Library { result_slot, .. }), Some(result)) => {
-                store_result(&result_slot, text, result);
+                *result_slot.lock() = Some(self.receive_result(text, result));
                 ResponseOwner::Library(id)
             }
             (Some(PendingRequest::Library { .. }) | None, _) => ResponseOwner::NotPending,
@@ -337,7 +394,7 @@ impl TrafficFilter {
                             sink(ProgressReport {
                                 progress: progress.progress,
                                 total: progress.total,
-                                message: progress.message.clone(),
+                                message: progress.message.as_deref().map(truncate_progress),
                             });
                         }
                         return None;
@@ -395,6 +452,12 @@ impl TrafficFilter {
     }
 }
 
+/// The beginning of a progress message: many may wait for a reader that is slow.
+fn truncate_progress(message: &str) -> String {
+    const MAX_CHARS: usize = 256;
+    message.chars().take(MAX_CHARS).collect()
+}
+
 /// Which request a response completed.
 enum ResponseOwner {
     /// A direct call, which has received it.
@@ -405,102 +468,10 @@ enum ResponseOwner {
     NotPending,
 }
 
-/// Puts a result into its slot as it stands on the wire.
-fn store_result(slot: &ResultSlot, text: &Bytes, result: &RawValue) {
-    *slot.lock() = Some(text.slice_ref(result.get().as_bytes()));
-}
-
 /// The empty response the library gets in place of a result that is kept here.
 fn ack(id: i64) -> ServerJsonRpcMessage {
     ServerJsonRpcMessage::response(ServerResult::empty(()), NumberOrString::Number(id))
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::time::Instant;
-
-    use super::*;
-    use crate::upstream::{envelope::read_result, limits};
-    use rmcp::model::{CallToolRequest, CallToolRequestParams, ClientRequest};
-    use serde_json::json;
-
-    fn traffic() -> Arc<TrafficFilter> {
-        TrafficFilter::new("t".parse().unwrap(), Arc::default())
-    }
-
-    fn call(traffic: &TrafficFilter, id: i64) -> ResultSlot {
-        let answer = ResultSlot::default();
-        let mut request = CallToolRequest::new(CallToolRequestParams::new("x"));
-        request.extensions.insert(RequestAttachment {
-            result_slot: answer.clone(),
-            progress: None,
-            http_visibility: HttpResultVisibility::Hidden,
-        });
-        let request = ClientRequest::CallToolRequest(request);
-        traffic.register_outgoing(&ClientJsonRpcMessage::request(
-            request,
-            NumberOrString::Number(id),
-        ));
-        answer
-    }
-
-    #[test]
-    fn a_result_is_kept_byte_for_byte() {
-        let traffic = traffic();
-        let content = json!([
-            {"type":"image","data":"aGk=","mimeType":"image/png","unknownField":[1]},
-            {"type":"from_the_future","x":1},
-        ]);
-        for (id, sent) in [(7, json!(7)), (8, json!("8"))] {
-            let answer = call(&traffic, id);
-            let text = json!({"jsonrpc":"2.0","id":sent,"result":{
-                "content":content,"structuredContent":{"z":1,"a":2},"isError":true,"_meta":{}}});
-            let seen = traffic.handle_incoming(&Bytes::from(text.to_string())).unwrap();
-            assert!(matches!(seen, ServerJsonRpcMessage::Response(r) if r.id == NumberOrString::Number(id)));
-            let result = read_result(&answer.lock().take().unwrap()).unwrap();
-            assert_eq!(Value::from(result.content), content);
-            assert_eq!(result.structured_content.unwrap().to_string(), r#"{"z":1,"a":2}"#);
-            assert!(result.is_error);
-        }
-        assert!(traffic.pending.lock().is_empty());
-    }
-
-    #[test]
-    fn a_request_over_http_stays_pending_until_its_response_is_delivered() {
-        let traffic = traffic();
-        let answer = call(&traffic, 3);
-        let text = Bytes::from_static(br#"{"jsonrpc":"2.0","id":3,"result":{"content":[]}}"#);
-        let passed_on = traffic.intercept_http_response(&text).unwrap();
-        assert!(answer.lock().is_some() && traffic.pending.lock().contains_key(&3));
-        traffic.filter(passed_on, 0).unwrap();
-        assert!(traffic.pending.lock().is_empty());
-        assert_eq!(traffic.unsolicited.lock().messages, 0);
-    }
-
-    #[test]
-    fn a_late_response_to_a_cancelled_call_is_dropped_and_counted() {
-        let traffic = traffic();
-        let answer = call(&traffic, 1);
-        let cancelled = json!({"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}});
-        traffic.register_outgoing(&serde_json::from_value(cancelled).unwrap());
-        traffic.handle_incoming(&Bytes::from_static(
-            br#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#,
-        ));
-        assert!(answer.lock().is_none());
-        assert_eq!(traffic.unsolicited.lock().messages, 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_flood_is_throttled_until_the_window_is_over() {
-        let traffic = traffic();
-        for _ in 0..=limits::MAX_UNSOLICITED_MESSAGES {
-            traffic.handle_incoming(&Bytes::from_static(b"noise"));
-        }
-        let before = Instant::now();
-        traffic.throttle().await;
-        assert!(before.elapsed() >= limits::UNSOLICITED_WINDOW / 2);
-        traffic.throttle().await;
-        traffic.handle_incoming(&Bytes::from(vec![b'x'; limits::MAX_UNSOLICITED_BYTES + 1]));
-        assert!(traffic.unsolicited.lock().paused_until().is_some());
-    }
-}
+mod tests;

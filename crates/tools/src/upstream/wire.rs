@@ -4,42 +4,41 @@
 //! queued into one write. Senders never wait for a server that does not read: messages are queued up to a limit
 //! and refused beyond it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use oubliette_protocol::{ByteCharge, OverBudget, budget::UNCHARGED};
 use rmcp::{
     RoleClient,
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::Transport,
 };
-use tokio::{
-    sync::{Mutex, mpsc, oneshot},
-    time::Instant,
-};
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    dropped_message::DroppedMessage,
     limits,
     traffic::{ConnectionEnd, TrafficFilter},
 };
 
-/// Number of pending calls from which requests are batched.
-const BATCH_MIN_CALLS: usize = 4;
-/// How long the first request of a batch waits for others. Without it the server would be woken for each.
-const BATCH_WAIT: Duration = Duration::from_micros(20);
+/// A message read from a transport.
+pub(super) enum ReceivedFrame {
+    /// The whole message.
+    Message(Bytes),
+    /// One that the budget had no room for.
+    Dropped(DroppedMessage),
+}
 
 /// The reading half of a transport that carries whole messages.
 #[async_trait]
 pub(super) trait FrameRead: Send {
     /// The next message; `None` when the server has closed. Must be cancel-safe: a dropped read loses nothing.
-    async fn next(&mut self) -> Result<Option<Bytes>, String>;
+    async fn next(&mut self) -> Result<Option<ReceivedFrame>, String>;
 }
 
 /// The writing half of a transport that carries whole messages.
@@ -72,6 +71,9 @@ pub(super) enum SendFailure {
     /// Nothing of it was written.
     #[error("{0}")]
     NotWritten(String),
+    /// There is no room to keep it until it is written.
+    #[error("{0}")]
+    OverBudget(#[from] OverBudget),
     /// Writing failed: some or all of it may have reached the server.
     #[error("{0}")]
     MaybeWritten(String),
@@ -81,6 +83,7 @@ pub(super) enum SendFailure {
 struct QueuedWrite {
     bytes: Vec<u8>,
     observer: WriteObserver,
+    charge: Option<ByteCharge>,
 }
 
 /// Who learns whether a message was written.
@@ -153,8 +156,17 @@ impl UpstreamWireState {
             )));
         }
         let length = bytes.len();
+        let charge = match length > UNCHARGED {
+            true => Some(self.traffic.buffers.charge(length)?),
+            false => None,
+        };
         self.backlog.reserve(length)?;
-        self.outbox.send(QueuedWrite { bytes, observer }).map_err(|_| {
+        let queued = QueuedWrite {
+            bytes,
+            observer,
+            charge,
+        };
+        self.outbox.send(queued).map_err(|_| {
             self.backlog.release(length);
             input_closed()
         })
@@ -214,8 +226,7 @@ impl WireWriter {
                 first = self.messages.recv() => first,
             };
             let Some(first) = first else { break };
-            self.wait_for_batch().await;
-            let (messages, observers) = self.take_batch(first);
+            let (messages, observers, charges) = self.take_batch(first);
             let lengths: Vec<usize> = messages.iter().map(Vec::len).collect();
             let written = tokio::select! {
                 biased;
@@ -225,6 +236,7 @@ impl WireWriter {
                     ConnectionEnd::Fault(reason) => reason.to_string(),
                 }),
             };
+            drop(charges);
             let written = written.map_err(SendFailure::MaybeWritten);
             for (length, observer) in lengths.into_iter().zip(observers) {
                 self.backlog.release(length);
@@ -240,23 +252,13 @@ impl WireWriter {
         let _ = tokio::time::timeout(limits::DRAIN_TIMEOUT, self.writer.close()).await;
     }
 
-    /// Waits up to [`BATCH_WAIT`] for more requests when many calls are pending, so that they go in one write.
-    async fn wait_for_batch(&mut self) {
-        if self.traffic.pending_count() < BATCH_MIN_CALLS {
-            return;
-        }
-        let since = Instant::now();
-        while self.messages.len() + 1 < BATCH_MIN_CALLS && since.elapsed() < BATCH_WAIT {
-            tokio::task::yield_now().await;
-        }
-    }
-
     /// Takes from the queue what goes into one write with `first`.
-    fn take_batch(&mut self, first: QueuedWrite) -> (Vec<Vec<u8>>, Vec<WriteObserver>) {
+    fn take_batch(&mut self, first: QueuedWrite) -> (Vec<Vec<u8>>, Vec<WriteObserver>, Vec<ByteCharge>) {
         const MAX_MESSAGES: usize = 64;
         const MAX_BYTES: usize = 64 * 1024;
         let mut bytes = first.bytes.len();
         let (mut messages, mut observers) = (vec![first.bytes], vec![first.observer]);
+        let mut charges = Vec::from_iter(first.charge);
         while messages.len() < MAX_MESSAGES
             && bytes < MAX_BYTES
             && let Ok(next) = self.messages.try_recv()
@@ -264,8 +266,9 @@ impl WireWriter {
             bytes += next.bytes.len();
             messages.push(next.bytes);
             observers.push(next.observer);
+            charges.extend(next.charge);
         }
-        (messages, observers)
+        (messages, observers, charges)
     }
 
     fn report_write(&self, observer: WriteObserver, written: &Result<(), SendFailure>) {
@@ -310,9 +313,17 @@ impl Transport<RoleClient> for UpstreamWire {
                 next = reader.next() => next,
             };
             match next {
-                Ok(Some(text)) => {
+                Ok(Some(ReceivedFrame::Message(text))) => {
                     if let Some(message) = traffic.handle_incoming(&text) {
                         return Some(message);
+                    }
+                }
+                Ok(Some(ReceivedFrame::Dropped(dropped))) => {
+                    if !traffic.fail_dropped(&dropped) {
+                        // The call that waits for it would never be answered.
+                        traffic
+                            .ended
+                            .set(ConnectionEnd::Fault(dropped.why().to_string().into()));
                     }
                 }
                 Ok(None) => traffic.ended.set(ConnectionEnd::Closed),
@@ -338,7 +349,7 @@ mod tests {
 
     #[async_trait]
     impl FrameRead for SilentReader {
-        async fn next(&mut self) -> Result<Option<Bytes>, String> {
+        async fn next(&mut self) -> Result<Option<ReceivedFrame>, String> {
             std::future::pending().await
         }
     }
@@ -352,29 +363,15 @@ mod tests {
         async fn close(&mut self) {}
     }
 
-    /// Queues `calls` calls one after the other and returns the sizes of the writes. Time is paused while any
-    /// task can run.
-    async fn batch_sizes(calls: usize) -> Vec<usize> {
+    #[tokio::test]
+    async fn requests_queued_together_go_in_one_write() {
         let (counts, mut counted) = mpsc::unbounded_channel();
-        let traffic = TrafficFilter::new("server".parse().unwrap(), Arc::default());
+        let traffic = TrafficFilter::new("server".parse().unwrap(), Arc::default(), Default::default());
         let wire = UpstreamWire::new(SilentReader, BatchSizeRecorder(counts), traffic.clone());
-        let open: Vec<_> = (0..calls).map(|_| traffic.register_call(None)).collect();
+        let open: Vec<_> = (0..3).map(|_| traffic.register_call(None)).collect();
         for (id, _) in &open {
             wire.enqueue_call(*id, b"{}".to_vec()).unwrap();
-            for _ in 0..3 {
-                tokio::task::yield_now().await;
-            }
         }
-        let mut written = Vec::new();
-        while written.iter().sum::<usize>() < calls {
-            written.push(counted.recv().await.unwrap());
-        }
-        written
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn many_concurrent_calls_are_written_as_one_batch_and_few_at_once() {
-        assert_eq!(batch_sizes(BATCH_MIN_CALLS).await, [BATCH_MIN_CALLS]);
-        assert_eq!(batch_sizes(BATCH_MIN_CALLS - 1).await, [1; BATCH_MIN_CALLS - 1]);
+        assert_eq!(counted.recv().await, Some(open.len()));
     }
 }

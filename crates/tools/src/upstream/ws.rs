@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::{SinkExt, StreamExt, stream::SplitSink, stream::SplitStream};
 use http::{HeaderMap, Uri};
 use tokio::{
@@ -25,13 +24,14 @@ use super::{
     lines::message_too_large,
     tls,
     traffic::TrafficFilter,
-    wire::{FrameRead, FrameWrite, UpstreamWire},
+    wire::{FrameRead, FrameWrite, ReceivedFrame, UpstreamWire},
+    ws_frames::{ChargedFrames, MessageVerdicts},
 };
 
 /// A plain or TLS byte stream.
 trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
-type ClientWebSocket = WebSocketStream<Box<dyn ByteStream>>;
+type ClientWebSocket = WebSocketStream<ChargedFrames<Box<dyn ByteStream>>>;
 
 /// Connects to `ws://…` or `wss://…`.
 pub(super) async fn connect(
@@ -49,11 +49,11 @@ pub(super) async fn connect(
     let config = WebSocketConfig::default()
         .max_message_size(Some(limits::MAX_MESSAGE_BYTES))
         .max_frame_size(Some(limits::MAX_MESSAGE_BYTES));
-    let socket: ClientWebSocket =
-        WebSocketStream::from_partially_read(stream, rest, Role::Client, Some(config)).await;
-    let (sink, frames) = socket.split();
+    let (frames, verdicts) = ChargedFrames::new(stream, rest, &traffic.buffers);
+    let socket: ClientWebSocket = WebSocketStream::from_raw_socket(frames, Role::Client, Some(config)).await;
+    let (sink, messages) = socket.split();
     Ok(UpstreamWire::new(
-        WebSocketReader(frames),
+        WebSocketReader { messages, verdicts },
         WebSocketWriter(sink),
         traffic,
     ))
@@ -180,16 +180,24 @@ fn check_response(head: &str, accept: &str) -> Result<(), String> {
     }
 }
 
-struct WebSocketReader(SplitStream<ClientWebSocket>);
+struct WebSocketReader {
+    messages: SplitStream<ClientWebSocket>,
+    verdicts: MessageVerdicts,
+}
 
 #[async_trait]
 impl FrameRead for WebSocketReader {
-    async fn next(&mut self) -> Result<Option<Bytes>, String> {
+    async fn next(&mut self) -> Result<Option<ReceivedFrame>, String> {
         loop {
-            match self.0.next().await {
+            match self.messages.next().await {
                 None => return Ok(None),
-                Some(Ok(Message::Text(text))) => return Ok(Some(text.into())),
-                Some(Ok(Message::Binary(bytes))) => return Ok(Some(bytes)),
+                Some(Ok(message @ (Message::Text(_) | Message::Binary(_)))) => {
+                    let frame = match self.verdicts.next_dropped() {
+                        Some(dropped) => ReceivedFrame::Dropped(dropped),
+                        None => ReceivedFrame::Message(message.into_data()),
+                    };
+                    return Ok(Some(frame));
+                }
                 // tungstenite answers pings.
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
                 Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed | Error::AlreadyClosed)) => {
@@ -198,6 +206,9 @@ impl FrameRead for WebSocketReader {
                 Some(Err(Error::Capacity(_))) => return Err(message_too_large()),
                 Some(Err(Error::Io(error))) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                     return Ok(None);
+                }
+                Some(Err(Error::Io(error))) if error.kind() == std::io::ErrorKind::FileTooLarge => {
+                    return Err(message_too_large());
                 }
                 Some(Err(error)) => return Err(format!("its WebSocket broke: {error}")),
             }

@@ -25,8 +25,9 @@ use oubliette_sandbox::{
     HostDriver, IsolationLevel, LocalDriver, LocalDriverConfig, ResourceLimits, SandboxDriver,
 };
 use oubliette_tools::{
-    AgentContext, CallContext, CallOrigin, CallThread, CallerTools, ContextSpec, DebugSink, OwnTools, Permit,
-    RequestedTool, ServerSetup, ToolPlane, ToolPlaneParts, Trust,
+    AgentContext, Approver, CallContext, CallMeter, CallOrigin, CallThread, CallToApprove, CallerTools,
+    ContextSpec, DebugSink, OwnTools, Permit, RequestedTool, ServerSetup, ToolPlane, ToolPlaneParts,
+    TrustedResources,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -84,6 +85,30 @@ impl DebugRecorder {
             }
         })
         .await;
+    }
+}
+
+/// Counts calls, and refuses those beyond a number.
+pub struct TestMeter {
+    /// How many places are left.
+    pub places: AtomicUsize,
+    pub counted: AtomicUsize,
+}
+
+impl CallMeter for TestMeter {
+    fn reserve_call(self: Arc<Self>, _origin: &CallOrigin) -> Result<()> {
+        let take = |left: usize| left.checked_sub(1);
+        match self
+            .places
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+        {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::limit_exceeded("no place is left")),
+        }
+    }
+
+    fn count_call(&self, _origin: &CallOrigin) {
+        self.counted.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -201,6 +226,25 @@ impl OwnTools for EchoOwnTools {
     }
 }
 
+/// Keeps each question, and answers as told; until then the call waits.
+#[derive(Default)]
+pub struct TestApprover {
+    pub asked: Mutex<Vec<CallToApprove>>,
+    pub answers: tokio::sync::watch::Sender<Option<Result<()>>>,
+}
+
+#[async_trait]
+impl Approver for TestApprover {
+    async fn approve(&self, call: CallToApprove, ctx: &CallContext) -> Result<()> {
+        self.asked.lock().push(call);
+        let mut answers = self.answers.subscribe();
+        tokio::select! {
+            answer = answers.wait_for(Option::is_some) => answer.unwrap().clone().unwrap(),
+            () = ctx.cancel.cancelled() => Err(Error::unavailable("cancelled")),
+        }
+    }
+}
+
 fn spec(name: &str) -> ToolSpec {
     ToolSpec {
         name: name.into(),
@@ -229,10 +273,12 @@ pub struct PlaneFixture {
     pub dir: tempfile::TempDir,
     pub recorder: Arc<DebugRecorder>,
     pub lenders: Arc<EchoCallers>,
+    pub approver: Arc<TestApprover>,
+    pub meter: Arc<TestMeter>,
     pub plane: Arc<ToolPlane>,
     pub sandbox: Arc<dyn SandboxDriver>,
     pub env: HashMap<String, String>,
-    pub trust: Trust,
+    pub trust: TrustedResources,
     pub session: SessionId,
 }
 
@@ -262,20 +308,29 @@ impl PlaneFixture {
 
     fn with_sandbox(sandbox: Arc<dyn SandboxDriver>) -> Self {
         let (recorder, lenders) = (DebugRecorder::new(), Arc::new(EchoCallers::default()));
-        let session = SessionId::generate();
+        let (session, approver) = (SessionId::generate(), Arc::new(TestApprover::default()));
+        let meter = Arc::new(TestMeter {
+            places: AtomicUsize::new(usize::MAX),
+            counted: AtomicUsize::new(0),
+        });
         let plane = ToolPlane::new(ToolPlaneParts {
             session_id: session.clone(),
             callers: lenders.clone(),
             own: Arc::new(EchoOwnTools),
+            approver: approver.clone(),
             debug: recorder.clone(),
+            meter: meter.clone(),
             thread: CallThread::current_runtime(),
+            buffers: Default::default(),
         });
         let dir = tempfile::tempdir().unwrap();
-        let (env, trust) = (HashMap::new(), Trust::default());
+        let (env, trust) = (HashMap::new(), TrustedResources::default());
         Self {
             dir,
             recorder,
             lenders,
+            approver,
+            meter,
             plane,
             sandbox,
             env,
@@ -324,10 +379,14 @@ impl PlaneFixture {
                     workspace_mb: Some(32),
                     ..ResourceLimits::default()
                 },
+                group: None,
                 env: Arc::new(self.env.clone()),
                 debug: self.recorder.clone(),
-                proxy_socket: None,
+                programs: None,
+                caches: None,
+                proxy: None,
                 thread: self.plane.thread().clone(),
+                buffers: self.plane.buffers().clone(),
             },
         };
         within_timeout("the build", AgentContext::build(spec)).await

@@ -18,7 +18,7 @@ use futures::{SinkExt, StreamExt};
 use oubliette_protocol::{JsonObject, Slug, catalog::ToolDefinition, debug::DebugBody, tool::HealthStatus};
 use oubliette_sandbox::{HostDriver, SandboxDriver};
 use oubliette_tools::{
-    CallContext, CallThread, DebugSink, ServerSetup, Trust,
+    CallContext, CallThread, DebugSink, ServerSetup, TrustedResources,
     upstream::{Upstream, UpstreamSpec},
 };
 use parking_lot::Mutex;
@@ -122,19 +122,23 @@ impl UpstreamFixture {
         let host: Arc<dyn SandboxDriver> = Arc::new(HostDriver::new(tool_server_path()));
         let spec = UpstreamSpec {
             setup: ServerSetup {
-                trust: Arc::new(Trust {
+                trust: Arc::new(TrustedResources {
                     host_tools: vec![server.id.clone()],
-                    ..Trust::default()
+                    ..TrustedResources::default()
                 }),
                 agent: "tester".parse().unwrap(),
                 workspace: workspace.path().to_path_buf(),
                 sandbox: host.clone(),
                 host,
                 limits: Default::default(),
+                group: None,
                 env: Arc::new(HashMap::<String, String>::new()),
                 debug: recorder.clone(),
-                proxy_socket: None,
+                programs: None,
+                caches: None,
+                proxy: None,
                 thread: CallThread::current_runtime(),
+                buffers: Default::default(),
             },
             server,
         };
