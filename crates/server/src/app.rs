@@ -1,47 +1,67 @@
 //! The server's parts, built once at start and shared by every door.
 
-use std::{
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::{path::Path, sync::Arc, time::Instant};
 
-use oubliette_egress::{EgressProxy, GatewayLimits, ModelGateway, ProxyLimits};
+use oubliette_egress::{
+    EgressProxy, GatewayLimits, ModelGateway, ProxyLimits, ServiceGateway, ServiceLimits,
+};
 use oubliette_home::{DefinitionLibrary, HomeDir};
-use oubliette_protocol::{Error, Result, TokenId};
-use oubliette_sandbox::{HostDriver, LocalDriver, LocalDriverConfig, SandboxDriver};
+use oubliette_programs::ProgramStore;
+use oubliette_protocol::{ByteBudget, Result, TokenId};
+use oubliette_sandbox::HostDriver;
 use oubliette_session::{ProgramPaths, SessionDeps, Sessions};
-use oubliette_store::{AuditEntry, Store};
+use oubliette_store::{Store, StoreOptions};
 use oubliette_tools::{CallThreads, ProcessEnvironment};
-use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     auth::{Authenticator, rate_limit::RateLimiter},
     config::ServerConfig,
-    doors::mcp::mcp_sessions::McpSessions,
+    definitions::DefinitionEditor,
+    doors::{mcp::mcp_sessions::McpSessions, token_budget::TokenBudgets},
+    hop::ClusterHop,
     metrics::Metrics,
+    sandbox_drivers::{SandboxDrivers, mountable_programs},
     sandbox_status::SandboxStatus,
+    server_identity::AdvertisedServer,
     session_services::SessionServices,
+    workspace::{
+        archive::{ArchiveDownloads, places::TransferPlaces},
+        git::GitSandboxes,
+        quota::WorkspaceSizes,
+    },
 };
 
 /// Everything a door or an action may need.
 pub struct App {
     /// The home directory.
     pub home: Arc<HomeDir>,
-    /// The configuration, validated.
+    /// The configuration that the server started with, validated. What changes while it runs is in [`Self::live`].
     pub(crate) config: ServerConfig,
+    /// The settings that change while the server runs.
+    pub(crate) live: crate::reload::LiveSettings,
     /// The database.
     pub store: Store,
+    /// This server as one of several on one database; `None` without `[cluster]`.
+    pub(crate) hop: Option<Arc<ClusterHop>>,
     /// Authenticates requests and makes their grants.
     pub auth: Arc<Authenticator>,
-    /// Agent definitions and the tool catalog, as files in the home.
+    /// Agent definitions and the tool catalog.
     pub library: Arc<DefinitionLibrary>,
+    /// Changes them.
+    pub(crate) definitions: DefinitionEditor,
     /// The sandbox driver and its probe report.
     pub sandbox: SandboxStatus,
+    /// The packages that are installed for agents and tool servers.
+    pub programs: Arc<ProgramStore>,
+    /// Forwards model requests of sandboxes to the providers.
+    pub(crate) gateway: Arc<ModelGateway>,
+    /// Forwards requests of sandboxes to services.
+    pub(crate) services: Arc<ServiceGateway>,
+    /// The HTTP proxy of sandboxes.
+    pub(crate) proxy: Arc<EgressProxy>,
+    /// Runs git on workspaces.
+    pub git: GitSandboxes,
     /// Starts, finds and ends sessions.
     pub sessions: Arc<Sessions>,
     /// Counters of requests and actions since the start.
@@ -50,6 +70,12 @@ pub struct App {
     pub(crate) rate_limit: RateLimiter<TokenId>,
     /// When the server started.
     pub(crate) started: Instant,
+    /// Its id and address among servers.
+    pub(crate) identity: AdvertisedServer,
+    /// Downloads of workspaces in progress.
+    pub(crate) archives: ArchiveDownloads,
+    /// The archives that are being received and unpacked.
+    pub(crate) archive_uploads: TransferPlaces,
     /// Stateful MCP sessions.
     pub mcp_sessions: McpSessions,
     /// Cancelled when the server begins to stop: open streams end, requests in progress are finished.
@@ -58,28 +84,50 @@ pub struct App {
     pub(crate) stopped: CancellationToken,
     /// The threads on which sessions' tool calls run.
     pub(crate) call_threads: Arc<CallThreads>,
-    audit: AuditQueue,
+    /// What large requests and event streams are charged to.
+    pub(crate) token_budgets: TokenBudgets,
+    /// Sizes of workspaces into which clients upload files.
+    pub(crate) workspace_sizes: WorkspaceSizes,
 }
 
 impl App {
     /// Builds the server on an existing home directory: opens its database and library and finds the sandbox driver.
     pub async fn open(home: HomeDir, config: ServerConfig) -> Result<Arc<Self>> {
-        let store = Store::open(&home.database_path()).await?;
-        let library = DefinitionLibrary::open(&home)?;
+        let home = home.with_projects_dir(config.workspaces_dir.clone());
+        let options = StoreOptions {
+            // Two servers must not share a home either, wherever their databases are.
+            lock_file: Some(home.database_path()),
+            cluster: match &config.cluster {
+                Some(cluster) => Some(cluster.store_options()?),
+                None => None,
+            },
+            ..StoreOptions::default()
+        };
+        let store = Store::open_at(&config.store_location(&home), &options).await?;
+        store.events().set_session_limit(config.limits.session_log_bytes);
+        store
+            .debugger()
+            .set_session_limit(config.limits.session_log_bytes);
+        let definitions = DefinitionEditor::open(&home, &store, &config.store_location(&home)).await?;
+        let library = definitions.library().clone();
         let home = Arc::new(home);
-        let programs = find_programs();
-        let sandbox = LocalDriver::new(LocalDriverConfig {
-            client: programs.client.clone(),
-            minimum: config.sandbox.minimum,
-            bwrap: None,
-            run_dir: home.run_dir(),
-        });
-        let sandbox: Arc<dyn SandboxDriver> =
-            Arc::new(sandbox.await.map_err(|e| Error::unavailable(e.to_string()))?);
+        let programs = mountable_programs(&config.sandbox, find_programs(), home.run_dir()).await?;
+        let SandboxDrivers { sandbox, local } =
+            SandboxDrivers::open(&config.sandbox, programs.client.clone(), home.run_dir()).await?;
         let gateway = ModelGateway::new(config.providers.clone(), GatewayLimits::default())?;
+        let services_gateway = ServiceGateway::new(config.upstreams.clone(), ServiceLimits::default())?;
         let proxy = EgressProxy::new(config.egress_allow.clone(), ProxyLimits::default())?;
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let threads = Arc::new(CallThreads::new(cores.min(4)));
+        let buffers = ByteBudget::new("server_buffer_mb", config.limits.server_buffer_bytes);
+        let program_store = ProgramStore::open(home.clone(), local.clone(), config.programs, |name| {
+            std::env::var(name).ok()
+        });
+        let hop = match (&config.cluster, store.cluster()) {
+            (Some(settings), Some(member)) => Some(ClusterHop::new(settings, member.clone())?),
+            _ => None,
+        };
+        let git = GitSandboxes::new(local, proxy.clone(), &home, &config);
         Ok(Arc::new_cyclic(|app| {
             let services = SessionServices::new(app.clone());
             let sessions = Sessions::new(SessionDeps {
@@ -88,31 +136,46 @@ impl App {
                 library: library.clone(),
                 sandbox: sandbox.clone(),
                 host: Arc::new(HostDriver::new(programs.client.clone())),
-                gateway,
-                proxy,
+                gateway: gateway.clone(),
+                services: services_gateway.clone(),
+                proxy: proxy.clone(),
                 trust: Arc::new(config.trust.resolve(&home)),
                 env: Arc::new(ProcessEnvironment),
                 threads: threads.clone(),
-                config: config.session_config(),
+                config: config.session_config().into(),
+                buffers: buffers.clone(),
                 door: services.clone(),
                 keys: services.clone(),
                 workspaces: services.clone(),
+                program_store: program_store.clone(),
                 programs,
             });
             sessions.set_own_tools(services);
             Self {
+                hop,
                 auth: Authenticator::new(store.clone()),
                 library,
+                definitions,
                 sandbox: SandboxStatus::new(sandbox),
+                programs: program_store,
+                gateway,
+                services: services_gateway,
+                proxy,
+                git,
                 sessions,
                 metrics: Metrics::default(),
                 rate_limit: RateLimiter::new(config.rate.per_second.into(), config.rate.burst.into()),
                 started: Instant::now(),
-                mcp_sessions: McpSessions::default(),
+                identity: AdvertisedServer::generate(),
+                archives: ArchiveDownloads::default(),
+                archive_uploads: TransferPlaces::new("written"),
+                mcp_sessions: McpSessions::new(config.clients.max_mcp_sessions),
                 stopping: CancellationToken::new(),
                 stopped: CancellationToken::new(),
                 call_threads: threads,
-                audit: AuditQueue::start(store.clone()),
+                token_budgets: TokenBudgets::new(buffers, config.limits.session_buffer_bytes),
+                workspace_sizes: WorkspaceSizes::default(),
+                live: crate::reload::LiveSettings::new(&config),
                 home,
                 config,
                 store,
@@ -127,22 +190,10 @@ impl App {
         Ok(())
     }
 
-    /// Queues the audit entry of a frequent action, a file change or a login. It is written within about
-    /// [`AUDIT_BATCH_WAIT`], which may be after the answer.
-    pub async fn queue_audit(&self, entry: AuditEntry) {
-        self.audit.push(entry).await;
-    }
-
-    /// Waits until every audit entry queued so far is written.
-    pub async fn flush_audit(&self) {
-        self.audit.flush().await;
-    }
-
-    /// Ends all streams, writes queued audit entries and closes the database, which releases the home's lock.
+    /// Ends all streams and closes the database, which releases the home's lock.
     pub async fn close(&self) {
         self.stopping.cancel();
         self.stopped.cancel();
-        self.flush_audit().await;
         self.store.close().await;
     }
 }
@@ -167,79 +218,5 @@ pub(crate) fn find_programs() -> ProgramPaths {
     ProgramPaths {
         client: find("oubliette-client"),
         agent: find("oubliette-agent"),
-    }
-}
-
-/// Audit entries of frequent actions, written in batches so that the disk is not synchronised for each.
-struct AuditQueue {
-    sender: mpsc::Sender<AuditEntry>,
-    queued: AtomicU64,
-    written: watch::Receiver<u64>,
-    flush_requested: Arc<Notify>,
-}
-
-/// Maximum number of entries waiting to be written; an action that would exceed it waits.
-const AUDIT_QUEUE_MAX: usize = 10_000;
-/// Maximum number of entries in one write.
-const AUDIT_BATCH_MAX: usize = 1000;
-/// How long entries are collected before a write.
-const AUDIT_BATCH_WAIT: Duration = Duration::from_millis(200);
-
-impl AuditQueue {
-    fn start(store: Store) -> Self {
-        let (sender, mut receiver) = mpsc::channel::<AuditEntry>(AUDIT_QUEUE_MAX);
-        let (done, written) = watch::channel(0);
-        let flush_requested = Arc::new(Notify::new());
-        let flush = flush_requested.clone();
-        tokio::spawn(async move {
-            while let Some(first) = receiver.recv().await {
-                let mut entries = vec![first];
-                let fill_batch = async {
-                    while entries.len() < AUDIT_BATCH_MAX
-                        && let Some(entry) = receiver.recv().await
-                    {
-                        entries.push(entry);
-                    }
-                };
-                tokio::select! {
-                    () = fill_batch => {}
-                    () = flush.notified() => {}
-                    () = tokio::time::sleep(AUDIT_BATCH_WAIT) => {}
-                }
-                while entries.len() < AUDIT_BATCH_MAX
-                    && let Ok(entry) = receiver.try_recv()
-                {
-                    entries.push(entry);
-                }
-                let count = entries.len() as u64;
-                if let Err(error) = store.audit_append_all(entries).await {
-                    tracing::error!(count, error = %error.for_log(), "writing audit entries failed; they are lost");
-                }
-                done.send_modify(|n| *n += count);
-            }
-        });
-        Self {
-            sender,
-            queued: AtomicU64::new(0),
-            written,
-            flush_requested,
-        }
-    }
-
-    async fn push(&self, entry: AuditEntry) {
-        // Counted before it is sent: `flush` must not miss an entry that waits for room in the channel.
-        self.queued.fetch_add(1, Ordering::AcqRel);
-        let _ = self.sender.send(entry).await;
-    }
-
-    async fn flush(&self) {
-        let target = self.queued.load(Ordering::Acquire);
-        let mut written = self.written.clone();
-        while *written.borrow_and_update() < target {
-            self.flush_requested.notify_one();
-            if written.changed().await.is_err() {
-                return;
-            }
-        }
     }
 }

@@ -83,6 +83,7 @@ async fn create_sample_project(app: &App) -> Result<()> {
         sandbox: json!({}),
         limits: json!({}),
         default_workspace: WorkspaceId::generate(),
+        workspaces: oubliette_protocol::WorkspacePolicy::Shared,
         created_at: now,
         updated_at: now,
     };
@@ -92,18 +93,22 @@ async fn create_sample_project(app: &App) -> Result<()> {
 async fn put_sample_definitions(app: &App) -> Result<()> {
     for definition in sample_catalog() {
         let id = definition["id"].as_str().unwrap_or_default().parse()?;
-        app.library.tool_put(id, definition).await?;
+        app.definitions.tool_put(id, definition).await?;
     }
     let demo: Slug = "demo".parse()?;
     let script = serde_json::to_string_pretty(&demo_script()).map_err(Error::internal)?;
     let files = [("script.json".to_owned(), script)].into();
-    app.library.agent_put(demo, demo_agent(), files).await?;
+    app.definitions.agent_put(demo, demo_agent(), files).await?;
     let assistant: Slug = "assistant".parse()?;
-    app.library
+    app.definitions
         .agent_put(assistant, assistant_agent(), std::collections::BTreeMap::new())
         .await?;
     Ok(())
 }
+
+/// Commands of the sample shell. None runs another program, whatever its arguments and the files of the workspace say:
+/// `find` has -exec, and git runs what a repository's configuration names (fsmonitor, diff drivers, pagers).
+const SAMPLE_COMMANDS: [&str; 6] = ["ls", "cat", "head", "tail", "wc", "grep"];
 
 fn sample_catalog() -> [Value; 3] {
     [
@@ -113,7 +118,7 @@ fn sample_catalog() -> [Value; 3] {
                "builtinPolicy": {"name": "fs_write", "allowedPaths": ["."]}}),
         json!({"id": "shell", "kind": "builtin", "description": "Runs a few harmless commands.",
                "builtinPolicy": {"name": "shell_exec",
-                                 "allowedCommands": ["ls", "cat", "head", "tail", "wc", "grep", "find", "git status", "git diff", "git log"],
+                                 "allowedCommands": SAMPLE_COMMANDS,
                                  "allowedEnv": [], "timeoutMs": 30000}}),
     ]
 }

@@ -17,19 +17,25 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     app::App,
+    call_times, cluster,
     config::ServerConfig,
-    doors::{http::HttpDoors, net},
+    definitions,
+    doors::{connection_limit::ConnectionLimit, control, http::HttpDoors, net},
+    retention,
+    server_identity::local_url,
     telemetry::{OtlpCollector, Telemetry},
+    webhooks,
+    workspace::upload::remove_unfinished_uploads,
 };
 
 /// How long sessions and open requests may take to finish once the server stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
+/// A file in an upload directory that other servers use too is not being uploaded any more when it is this old.
+const SHARED_UPLOAD_AGE: Duration = Duration::from_secs(3_600);
 /// How long sending the last spans may take.
 const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// When sending spans ends at the latest, counted from the beginning of the stop.
 const SPAN_FLUSH_DEADLINE: Duration = Duration::from_millis(8_500);
-/// How often expired debugger events are deleted.
-const DEBUGGER_PRUNE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// What a server is started with.
 #[derive(Debug, Clone)]
@@ -57,13 +63,7 @@ pub struct RunningServer {
 impl RunningServer {
     /// The base URL for clients on this machine.
     pub fn url(&self) -> String {
-        let scheme = if self.tls { "https" } else { "http" };
-        let host = match self.address.ip().is_unspecified() {
-            true => "localhost".to_owned(),
-            false if self.address.is_ipv6() => format!("[{}]", self.address.ip()),
-            false => self.address.ip().to_string(),
-        };
-        format!("{scheme}://{host}:{}", self.address.port())
+        local_url(self.address, self.tls)
     }
 
     /// Ends sessions, finishes open requests, sends the last spans and releases the home.
@@ -83,7 +83,7 @@ impl RunningServer {
                 .await;
         }
         let _ = tokio::time::timeout(Duration::from_secs(1), self.app.close()).await;
-        let _ = std::fs::remove_file(self.app.home.control_socket());
+        control::remove(&self.app.home);
     }
 }
 
@@ -105,35 +105,48 @@ pub async fn start(options: ServeOptions) -> Result<RunningServer> {
     }
     let collector = config.otlp.as_deref().map(OtlpCollector::parse).transpose()?;
     raise_open_file_limit();
-    let listener = net::bind(config.listen).await?;
+    let listener = net::bind(config.listen, &home).await?;
     let address = listener.local_addr().map_err(Error::internal)?;
+    let home = home.with_projects_dir(config.workspaces_dir.clone());
     home.create()?;
     let app = App::open(home, config).await?;
     let telemetry = match collector {
         Some(collector) => Some(Telemetry::start(collector, app.store.clone(), app.sessions.clone()).await?),
         None => None,
     };
+    let projects = app.home.projects_dir();
+    // Before the first request, so that no upload of this server is taken for one.
+    let shared = app.hop.is_some();
+    let removed = tokio::task::spawn_blocking(move || {
+        let left_for = if shared { SHARED_UPLOAD_AGE } else { Duration::ZERO };
+        remove_unfinished_uploads(&projects, left_for);
+    });
+    removed.await.map_err(Error::internal)?;
+    // Before anything is appended, so that no event misses its outbox.
+    let tasks = webhooks::start(&app.config.webhooks, &app.store, &app.stopping).await?;
+    *app.live.webhook_tasks.lock().await = Some(tasks);
     app.sessions.recover().await?;
-    // A control socket that is there was left by a killed server: this process holds the home's lock.
-    let control = oubliette_os::bind_private_socket(&app.home.control_socket()).map_err(|e| {
-        Error::unavailable(format!(
-            "cannot listen on {}: {e}",
-            app.home.control_socket().display()
-        ))
-    })?;
+    app.identity.set_address(local_url(address, tls.is_some()));
+    if let Some(hop) = &app.hop {
+        tokio::spawn(hop.clone().follow_servers(app.stopping.clone()));
+    }
+    let control = control::listen(&app.home)?;
     let doors = HttpDoors::new(app.clone(), address);
     let router = doors.router();
     let open = TaskTracker::new();
     let has_tls = tls.is_some();
+    app.live.tls.store(tls.map(Arc::new));
     tokio::spawn(net::serve_tcp(
         listener,
-        tls,
+        app.clone(),
+        ConnectionLimit::new(&app.config.clients),
         router.clone(),
         app.stopping.clone(),
         open.clone(),
     ));
     tokio::spawn(net::serve_control(
         control,
+        app.clone(),
         router,
         app.stopping.clone(),
         open.clone(),
@@ -141,20 +154,12 @@ pub async fn start(options: ServeOptions) -> Result<RunningServer> {
     tokio::spawn(doors.mcp.clone().close_idle_sessions());
     tokio::spawn({
         let app = app.clone();
-        async move {
-            let report = app.sandbox.probe().await;
-            match report.ok {
-                true => tracing::info!(driver = report.driver, isolation = %report.level, "sandbox probed"),
-                false => tracing::error!(
-                    driver = report.driver,
-                    "no sandbox can be started; `oubliette doctor` says why"
-                ),
-            }
-        }
+        async move { app.sandbox.watch().await }
     });
-    if let Some(keep) = app.config.debugger_keep {
-        tokio::spawn(prune_debugger(app.clone(), keep));
-    }
+    tokio::spawn(definitions::follow_database(app.clone()));
+    cluster::start(&app);
+    tokio::spawn(retention::run(app.clone()));
+    tokio::spawn(call_times::run(app.clone()));
     tracing::info!(%address, tls = has_tls, home = %app.home.root().display(), "serving");
     Ok(RunningServer {
         app,
@@ -163,28 +168,6 @@ pub async fn start(options: ServeOptions) -> Result<RunningServer> {
         connections: open,
         telemetry,
     })
-}
-
-/// Deletes debugger events older than `keep`, every ten minutes until the server stops.
-async fn prune_debugger(app: Arc<App>, keep: Duration) {
-    loop {
-        let deleted = match jiff::Timestamp::now().checked_sub(keep) {
-            Ok(before) => app.store.debugger_delete_before(before).await,
-            // `keep` is longer than the calendar reaches back: nothing ever expires.
-            Err(_) => return,
-        };
-        match deleted {
-            Ok(0) => {}
-            Ok(deleted) => tracing::info!(deleted, "expired debugger events deleted"),
-            Err(error) => {
-                tracing::warn!(%error, "deleting expired debugger events failed; tried again later")
-            }
-        }
-        tokio::select! {
-            () = tokio::time::sleep(DEBUGGER_PRUNE_INTERVAL) => {}
-            () = app.stopping.cancelled() => return,
-        }
-    }
 }
 
 /// Raises the soft limit of open files to the hard limit: every client, session and tool server takes descriptors.

@@ -3,6 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    oubliette_server::answer_shell();
+    // The budgets of buffered bytes bound the server's memory only if what is freed is given back.
+    oubliette_os::return_large_buffers();
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // Nearly all work is waiting for I/O; more threads would only use memory.

@@ -1,13 +1,17 @@
-//! The sandbox driver and the report of its probe, which runs in the background so that it does not delay the start.
+//! The sandbox driver and the report of its last probe, which runs in the background so that it does not delay the start.
 
-use std::sync::{Arc, OnceLock};
+use std::{sync::Arc, time::Duration};
 
 use oubliette_sandbox::{IsolationLevel, SandboxDriver, SandboxReport};
+use parking_lot::RwLock;
+
+/// How often a driver is probed that depends on an engine: that may go away and come back.
+const REPROBE: Duration = Duration::from_secs(10);
 
 /// The sandbox driver, and its probe report once there is one.
 pub struct SandboxStatus {
     driver: Arc<dyn SandboxDriver>,
-    report: OnceLock<SandboxReport>,
+    report: RwLock<Option<Arc<SandboxReport>>>,
 }
 
 impl SandboxStatus {
@@ -15,19 +19,48 @@ impl SandboxStatus {
     pub fn new(driver: Arc<dyn SandboxDriver>) -> Self {
         Self {
             driver,
-            report: OnceLock::new(),
+            report: RwLock::default(),
         }
     }
 
-    /// Probes what the driver can do on this machine. The first report is kept.
-    pub async fn probe(&self) -> &SandboxReport {
-        let report = self.driver.probe().await;
-        self.report.get_or_init(|| report)
+    /// Probes what the driver can do on this machine. The report is kept.
+    pub async fn probe(&self) -> Arc<SandboxReport> {
+        let report = Arc::new(self.driver.probe().await);
+        *self.report.write() = Some(report.clone());
+        report
     }
 
-    /// The probe's report; `None` before it finished.
-    pub fn report(&self) -> Option<&SandboxReport> {
-        self.report.get()
+    /// Probes the driver, and again and again if what it can do may change; logs what was found when that changes.
+    pub(crate) async fn watch(&self) {
+        let mut known = None;
+        loop {
+            let report = self.probe().await;
+            if known.replace(report.ok) != Some(report.ok) {
+                match report.ok {
+                    true => {
+                        tracing::info!(driver = report.driver, isolation = %report.level, "sandbox probed")
+                    }
+                    false => tracing::error!(
+                        driver = report.driver,
+                        "no sandbox can be started; `oubliette doctor` says why"
+                    ),
+                }
+            }
+            if !self.driver.has_images() {
+                return;
+            }
+            tokio::time::sleep(REPROBE).await;
+        }
+    }
+
+    /// The driver.
+    pub(crate) fn driver(&self) -> &Arc<dyn SandboxDriver> {
+        &self.driver
+    }
+
+    /// The last probe's report; `None` before the first finished.
+    pub fn report(&self) -> Option<Arc<SandboxReport>> {
+        self.report.read().clone()
     }
 
     /// The isolation level sandboxes reach: as probed, else as the driver assumes.

@@ -5,17 +5,18 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use indexmap::IndexMap;
+use oubliette_os::UntrustedSocket;
 use oubliette_protocol::{
-    Error, JsonObject, ProjectId, Result, Scope, SessionId, WorkspaceId, relay::method, tool::ToolSpec,
+    ByteBudget, Error, JsonObject, ProjectId, Result, Scope, SessionId, WorkspaceId, relay::method,
+    tool::ToolSpec,
 };
 use oubliette_session::{KeyMinter, RelayDoor, WorkspaceMaker};
 use oubliette_store::WorkspaceRow;
 use oubliette_tools::{CallContext, CallOrigin as ToolOrigin, OwnTools, Permit};
 use serde_json::Value;
-use tokio::net::UnixStream;
 
 use crate::{
-    actions::{self, ActionOrigin, InsideCall, OutsideCall, call::AgentAuthority},
+    actions::{self, ClientContext},
     app::App,
     auth::{TokenSpec, expose},
     doors::{handoff::HandoffConnections, relay::RelayConnections},
@@ -48,12 +49,12 @@ impl SessionServices {
 }
 
 impl RelayDoor for SessionServices {
-    fn accept(&self, session: SessionId, stream: UnixStream) {
-        self.relay.accept(session, stream);
+    fn accept(&self, session: SessionId, socket: UntrustedSocket, buffers: ByteBudget) {
+        self.relay.accept(session, socket, buffers);
     }
 
-    fn accept_handoff(&self, session: SessionId, stream: UnixStream) {
-        self.handoff.accept(session, stream);
+    fn accept_handoff(&self, session: SessionId, socket: UntrustedSocket) {
+        self.handoff.accept(session, socket);
     }
 
     fn disconnect(&self, session: &SessionId) {
@@ -107,9 +108,9 @@ impl WorkspaceMaker for SessionServices {
 
 #[async_trait]
 impl OwnTools for SessionServices {
-    async fn list(&self, _session: &SessionId, key: &str) -> Result<Vec<ToolSpec>> {
+    async fn list(&self, session: &SessionId, key: &str) -> Result<Vec<ToolSpec>> {
         let app = self.app()?;
-        let grant = app.auth.authenticate_token(key).await?;
+        let grant = app.auth.authenticate_inside(key, session).await?;
         Ok(actions::tool_specs(&grant))
     }
 
@@ -123,31 +124,17 @@ impl OwnTools for SessionServices {
         ctx: &CallContext,
     ) -> Result<Value> {
         let app = self.app()?;
-        let cancellation = ctx.cancel.clone();
-        let (grant, origin) = match origin {
+        let grant = match origin {
             ToolOrigin::Inside { api_key } => {
                 let key = api_key
                     .as_deref()
                     .ok_or_else(|| Error::unauthenticated("this call needs an API key"))?;
-                let inside = InsideCall {
-                    session: session.clone(),
-                    authority: AgentAuthority::Key,
-                    cancellation,
-                };
-                (
-                    app.auth.authenticate_token(key).await?,
-                    ActionOrigin::Inside(inside),
-                )
+                app.auth.authenticate_inside(key, session).await?
             }
-            ToolOrigin::Outside(principal) => (
-                app.auth.reauthenticate(principal).await?,
-                ActionOrigin::Outside(OutsideCall {
-                    cancellation,
-                    ..OutsideCall::default()
-                }),
-            ),
+            ToolOrigin::Outside(principal) => app.auth.reauthenticate(principal).await?,
         };
-        Box::pin(actions::perform(&app, &grant, tool, arguments, &origin)).await
+        let client = ClientContext::cancelled_by(ctx.cancel.clone());
+        Box::pin(actions::perform(&app, &grant, tool, arguments, &client)).await
     }
 
     fn base_specs(&self) -> Vec<ToolSpec> {
@@ -171,18 +158,7 @@ impl OwnTools for SessionServices {
         }
         let app = self.app()?;
         let grant = app.auth.base_tools_grant(session).await?;
-        let inside = InsideCall {
-            session: session.clone(),
-            authority: AgentAuthority::Base,
-            cancellation: ctx.cancel.clone(),
-        };
-        Box::pin(actions::perform(
-            &app,
-            &grant,
-            tool,
-            arguments,
-            &ActionOrigin::Inside(inside),
-        ))
-        .await
+        let client = ClientContext::cancelled_by(ctx.cancel.clone());
+        Box::pin(actions::perform(&app, &grant, tool, arguments, &client)).await
     }
 }

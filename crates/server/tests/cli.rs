@@ -269,7 +269,7 @@ fn agents_are_created_replaced_and_deleted() {
 fn an_mcp_servers_block_becomes_catalog_entries_or_none_of_it_does() {
     let home = CliHome::new();
     let block = json!({"mcpServers": {
-        "Time": {"command": "uvx", "args": ["mcp-server-time"], "env": {"TZ": "${TZ}"}},
+        "Time": {"command": "uvx", "args": ["git+https://example.com/x"], "env": {"TZ": "${TZ}"}},
         "docs": {"url": "https://example.com/mcp", "headers": {"X-Key": "$DOCS_KEY"}},
     }})
     .to_string();
@@ -450,20 +450,20 @@ fn doctor_reports_failed_checks_with_remedies() {
     };
     assert!(!home.path().exists(), "looking makes nothing");
     assert_eq!(find(&none, "home")["remedy"], "oubliette up makes it");
-    for name in [
-        "config",
-        "port",
-        "sandbox",
-        "git",
-        "oubliette-client",
-        "agent program opencode",
-        "agent program droid",
-    ] {
+    for name in ["config", "port", "sandbox", "git", "oubliette-client"] {
         find(&none, name);
     }
     home.run(&["project", "create", "one"]).expect_success();
     let good = home.run(&["doctor", "--json"]);
     assert_eq!(find(&good.json(), "database")["ok"], true);
+    home.run(&["agent", "new", "keyless", "--model", "nowhere/m"])
+        .expect_success();
+    let agent = find(&home.run(&["doctor", "--json"]).json(), "agent keyless");
+    assert_eq!(agent["ok"], false);
+    assert!(
+        agent["remedy"].as_str().unwrap().contains("[providers.nowhere]"),
+        "{agent}"
+    );
     assert_eq!(good.code == 0, good.json()["ok"] == true);
 
     std::fs::write(home.path().join("oubliette.toml"), "[server]\nlissten = 1\n").unwrap();
@@ -544,8 +544,9 @@ fn every_shell_gets_completions() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = home.run(&["completions", shell]).expect_success().stdout;
         assert!(
-            script.contains("mcp-config") && script.contains("workspace"),
-            "{shell}"
+            script.contains("OUBLIETTE_COMPLETE")
+                && script.contains("_CLAP") != (shell == "fish" || shell == "powershell"),
+            "{shell}: {script}"
         );
     }
     assert_eq!(home.run(&["completions", "tcsh"]).code, 2);

@@ -281,7 +281,7 @@ fn session_debug_follows_events_with_timings() {
         .unwrap()
         .to_owned();
     let mut follower = home.start(&["session", "debug", &id]);
-    let shown = follower.wait_for_stdout("run argv=");
+    let shown = follower.wait_for_stdout("run ls -l");
     assert!(
         shown.contains("build_started") && shown.contains("tool_call") && shown.contains(" ms] →"),
         "{shown}"

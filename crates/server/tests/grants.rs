@@ -17,7 +17,7 @@ use oubliette_protocol::{
 };
 use oubliette_server::testing::{
     TokenSpec,
-    actions::{self, ActionOrigin},
+    actions::{self, ClientContext},
     expose,
 };
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ async fn perform(
     token: &str,
     name: &str,
     arguments: Value,
-    origin: &ActionOrigin,
+    origin: &ClientContext,
 ) -> Result<Value> {
     let Value::Object(arguments) = arguments else {
         panic!("{name}: arguments are an object")
@@ -64,7 +64,7 @@ async fn every_action_by_every_scope_and_binding() {
                     &token,
                     row.action,
                     (row.arguments)(&targets),
-                    &ActionOrigin::outside(),
+                    &ClientContext::default(),
                 )
                 .await;
                 let code = outcome.as_ref().err().map(|e| e.code);
@@ -113,7 +113,7 @@ async fn a_token_cannot_grant_more_than_it_may_do() {
     let (project, other) = (server.project("here").await, server.project("other").await);
     let bound = server.token(Admin, Some(&project)).await;
     let writer = server.token(Write, None).await;
-    let outside = ActionOrigin::outside();
+    let outside = ClientContext::default();
     let cases = [
         (
             &bound,

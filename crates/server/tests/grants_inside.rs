@@ -195,7 +195,7 @@ async fn every_action_by_every_key_over_the_relay_socket() {
                     !denied,
                     "{case}: shown as a tool"
                 );
-                if denied {
+                if denied || row.is_outside_only() {
                     assert_eq!(code, Some("permission_denied"), "{case}: {outcome:?}");
                     assert_eq!(outcome.unwrap_err()["code"], -32002, "{case}");
                     continue;
@@ -224,7 +224,6 @@ async fn every_action_by_every_key_over_the_relay_socket() {
         }
     }
     // The audit log has token and session of each change, of refused ones too.
-    fixture.server.app.flush_audit().await;
     let filter = json!({ "session_id": fixture.child, "limit": 1000 });
     let (_, log) = fixture
         .server

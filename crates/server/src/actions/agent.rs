@@ -1,13 +1,15 @@
-//! `agent_*`: agent definitions, the files under `agents/` in the home.
+//! `agent_*`: agent definitions, the files under `agents/` in the home or the database.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
-use oubliette_protocol::{Result, Scope, Slug};
+use oubliette_protocol::{Error, Result, Scope, Slug, agent::AgentDefinition};
+use oubliette_store::{PageRequest, ProjectFilter, SessionFilter};
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::{ActionCall, ActionHandler, Effect, StateOwner, library};
+use super::{ActionCall, ActionHandler, Effect, StateOwner, library::{self, AgentView, LibraryEntry as _}};
+use crate::app::App;
 
 /// `agent_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -53,39 +55,66 @@ pub(crate) struct AgentDelete {
     pub slug: Slug,
 }
 
+/// Result of `agent_list`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct AgentPage {
+    /// The agents, by slug.
+    agents: Vec<AgentView>,
+    /// The cursor of the next page; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_cursor: Option<String>,
+}
+
+/// Result of `agent_delete`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct AgentDeleted {
+    /// The agent.
+    slug: Slug,
+    /// True.
+    deleted: bool,
+}
+
 impl ActionHandler for AgentList {
+    type Output = AgentPage;
+
     const NAME: &'static str = "agent_list";
-    const DESCRIPTION: &'static str = "List agents with their definitions, by slug.";
+    const DESCRIPTION: &'static str = "List agents with their definitions, by slug. One whose file is broken has usable false and its error.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
     const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        let agents = call.app.library.agents();
-        library::list_entries("agents", &agents, self.limit, self.cursor.as_deref())
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
+        let (agents, broken) = (call.app.library.agents(), call.app.library.broken_agents());
+        let cursor = self.cursor.as_deref();
+        let (agents, next_cursor) = library::list_entries(&agents, &broken, self.limit, cursor)?;
+        Ok(AgentPage { agents, next_cursor })
     }
 }
 
 impl ActionHandler for AgentGet {
+    type Output = AgentView;
+
     const NAME: &'static str = "agent_get";
     const DESCRIPTION: &'static str = "Show one agent's definition.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
     const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let agents = &call.app.library;
         let entry = agents.agent(&self.slug)?;
-        let mut object = library::entry_json(&*entry)?;
+        let mut shown = entry.view()?;
         // With its script, so that a client can show it for editing.
         if let (Some(file), Ok(text)) = (entry.definition.script(), agents.script(&entry)) {
-            object["files"] = json!({ file: text });
+            shown.files = Some(BTreeMap::from([(file.to_owned(), text)]));
         }
-        Ok(object)
+        Ok(shown)
     }
 }
 
 impl ActionHandler for AgentPut {
+    type Output = AgentView;
+
     const NAME: &'static str = "agent_put";
     const DESCRIPTION: &'static str = "Create or replace an agent. In running sessions its tools change at once; its prompt, model, runtime and environment change when its process is next started.";
     const SCOPE: Scope = Scope::Admin;
@@ -96,18 +125,20 @@ impl ActionHandler for AgentPut {
         Some(self.slug.as_str().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let agents = &call.app.library;
         let mut definition = self.definition;
         library::restore_masked(&mut definition, agents.agent(&self.slug));
         let files = self.files.unwrap_or_default();
-        library::entry_json(&*agents.agent_put(self.slug, definition, files).await?)
+        call.app.definitions.agent_put(self.slug, definition, files).await?.view()
     }
 }
 
 impl ActionHandler for AgentDelete {
+    type Output = AgentDeleted;
+
     const NAME: &'static str = "agent_delete";
-    const DESCRIPTION: &'static str = "Delete an agent's definition. Running sessions keep it until their agent is next started.";
+    const DESCRIPTION: &'static str = "Delete an agent's definition. Refused while an active session runs it, a project has it as its agent, or another agent names it under children.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Delete;
     const STATE_OWNER: StateOwner = StateOwner::Server;
@@ -116,8 +147,67 @@ impl ActionHandler for AgentDelete {
         Some(self.slug.as_str().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        call.app.library.agent_delete(self.slug.clone()).await?;
-        Ok(library::deleted("slug", self.slug.as_str()))
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
+        let agents = call.app.library.agents();
+        let agents = agents.iter().map(|(slug, entry)| (slug.clone(), entry.definition.clone()));
+        check_unused(call.app, &self.slug, &agents.collect()).await?;
+        call.app.definitions.agent_delete(self.slug.clone()).await?;
+        Ok(AgentDeleted { slug: self.slug, deleted: true })
+    }
+}
+
+/// `conflict` if an agent of these, a project or an active session uses this one.
+pub(super) async fn check_unused(
+    app: &App,
+    slug: &Slug,
+    agents: &BTreeMap<Slug, Arc<AgentDefinition>>,
+) -> Result<()> {
+    match find_user(app, slug, agents).await? {
+        Some(user) => Err(Error::conflict(format!("agent {slug} is in use: {user}"))),
+        None => Ok(()),
+    }
+}
+
+/// Something that uses an agent, and what to do about it; none if nothing does.
+async fn find_user(
+    app: &App,
+    slug: &Slug,
+    agents: &BTreeMap<Slug, Arc<AgentDefinition>>,
+) -> Result<Option<String>> {
+    let parent = agents.iter().find(|(other, agent)| *other != slug && agent.children.contains(slug));
+    if let Some((other, _)) = parent {
+        return Ok(Some(format!("agent {other} names it under children; take it out there first")));
+    }
+    let mut page = PageRequest {
+        limit: Some(1000),
+        cursor: None,
+    };
+    loop {
+        let found = app.store.project_list(ProjectFilter::default(), page).await?;
+        if let Some(project) = found.items.iter().find(|project| project.agent.as_ref() == Some(slug)) {
+            let id = &project.project_id;
+            return Ok(Some(format!("project {id} has it as its agent; give it another with project_update first")));
+        }
+        match found.next_cursor {
+            None => break,
+            cursor => page = PageRequest { limit: Some(1000), cursor },
+        }
+    }
+    let mut cursor = None;
+    loop {
+        let filter = SessionFilter {
+            active_only: true,
+            ..SessionFilter::default()
+        };
+        let limit = Some(1000);
+        let found = app.store.session_list(filter, PageRequest { limit, cursor }).await?;
+        if let Some(session) = found.items.iter().find(|session| session.agent == *slug) {
+            let id = &session.session_id;
+            return Ok(Some(format!("session {id} runs it; end it with session_end first")));
+        }
+        cursor = found.next_cursor;
+        if cursor.is_none() {
+            return Ok(None);
+        }
     }
 }

@@ -4,9 +4,8 @@ use oubliette_protocol::{ProjectId, Result, Scope, SessionId, TokenId};
 use oubliette_store::AuditFilter;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
 
-use super::{ActionCall, Effect, ActionHandler, input, output};
+use super::{ActionCall, Effect, ActionHandler, input, output::AuditPage};
 
 /// `audit_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -36,17 +35,18 @@ pub(crate) struct AuditList {
 }
 
 impl ActionHandler for AuditList {
+    type Output = AuditPage;
+
     const NAME: &'static str = "audit_list";
     const DESCRIPTION: &'static str = "Read the audit log, newest first: who changed what, and how it ended. principal \
-        is a token's id, owner, or anonymous for a refused login.";
+        is a token's id, owner, or anonymous for a refused login or connection.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         if let Some(id) = &self.project_id {
             call.grant.require_project(id)?;
         }
-        call.app.flush_audit().await;
         let filter = AuditFilter {
             project: self.project_id.or_else(|| call.grant.project().cloned()),
             token: self.token_id,
@@ -59,6 +59,6 @@ impl ActionHandler for AuditList {
             .store
             .audit_list(filter, input::page_request(self.limit, self.cursor))
             .await?;
-        Ok(output::list_page("entries", &page, output::audit))
+        Ok(page.into())
     }
 }

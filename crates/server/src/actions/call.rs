@@ -1,54 +1,51 @@
-//! One call of an action: its grant, where it comes from, and access to what the grant can see.
+//! One call of an action: its grant, its client, and access to what the grant can see.
 
 use std::sync::{
     Arc, OnceLock,
-    atomic::{AtomicI64, Ordering},
+    atomic::{AtomicBool, AtomicI64, Ordering},
 };
 
-use oubliette_protocol::{Error, ProjectId, Result, SessionId, WorkspaceId, event::SessionEvent};
+use oubliette_protocol::{
+    Error, ProjectId, Result, SessionId, WorkspaceId, event::SessionEvent, relay::ProgressCallback,
+};
 use oubliette_store::{PageRequest, ProjectFilter, ProjectRow, WorkspaceRow};
+use serde_json::Value;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{app::App, auth::Grant};
 
-/// Where a call comes from.
-#[derive(Clone)]
-pub enum ActionOrigin {
-    /// A client outside any sandbox: MCP, REST, control socket or command line.
-    Outside(OutsideCall),
-    /// An agent in a sandbox, through its session's relay socket.
-    Inside(InsideCall),
-}
-
-/// Details of a call from outside.
+/// What a call's client gives besides grant and arguments. It holds nothing that decides about permission: whether the
+/// call is from inside a sandbox is a property of its grant.
 #[derive(Clone, Default)]
-pub struct OutsideCall {
+pub struct ClientContext {
     /// The stateful MCP session it belongs to.
     pub mcp_session: Option<Arc<str>>,
-    /// Cancelled when the client cancels the request or disconnects.
+    /// Cancelled when the client or agent cancels the request or disconnects.
     pub cancellation: CancellationToken,
+    /// Receives progress of what the call does, if the client asked for it. Must not block.
+    pub progress: Option<ProgressCallback>,
     /// Receiver of session events while the call runs, if the client wants them.
     pub stream: Option<Arc<dyn EventSink>>,
+    /// Told the session whose turn a `session_message` waits for, and the index of the last event before its message.
+    pub awaited_session: Option<mpsc::UnboundedSender<(SessionId, i64)>>,
+    /// Told the session that a `session_message` goes to, and the index of the last event before it.
+    pub messaged_session: Option<mpsc::UnboundedSender<(SessionId, i64)>>,
+    /// Cancelled when a waiting `session_message` is to be answered before its turn has ended.
+    pub stop_waiting: CancellationToken,
+    /// Whether another server of the cluster passed the call on to this one.
+    pub hop: RequestHop,
 }
 
-/// Details of a call from inside a sandbox.
-#[derive(Clone)]
-pub struct InsideCall {
-    /// The session whose relay socket it came over.
-    pub session: SessionId,
-    /// Whether it is a base tool's call or one under an API key.
-    pub authority: AgentAuthority,
-    /// Cancelled when the agent cancels the call.
-    pub cancellation: CancellationToken,
-}
-
-/// What gives an agent the right to a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AgentAuthority {
-    /// The call is of a base tool, which every agent has.
-    Base,
-    /// The call has an API key.
-    Key,
+/// Whether a call is at the server its client sent it to.
+#[derive(Debug, Clone, Default)]
+pub enum RequestHop {
+    /// It is: another server of the cluster may have to perform it.
+    #[default]
+    First,
+    /// Another server passed it on. It is not passed on again: if a third server runs the session by now, nothing is done and
+    /// this is set.
+    PassedOn(Arc<AtomicBool>),
 }
 
 /// Receives session events while a call runs.
@@ -58,25 +55,12 @@ pub trait EventSink: Send + Sync {
     async fn event(&self, event: &SessionEvent);
 }
 
-impl ActionOrigin {
-    /// From outside, without MCP session, event stream or cancellation.
-    pub fn outside() -> Self {
-        ActionOrigin::Outside(OutsideCall::default())
-    }
-
-    /// The calling session, if the call is from inside.
-    pub fn session(&self) -> Option<&SessionId> {
-        match self {
-            ActionOrigin::Inside(inside) => Some(&inside.session),
-            ActionOrigin::Outside(_) => None,
-        }
-    }
-
-    /// Cancelled when the client or agent no longer waits for the answer.
-    pub fn cancellation(&self) -> &CancellationToken {
-        match self {
-            ActionOrigin::Inside(inside) => &inside.cancellation,
-            ActionOrigin::Outside(outside) => &outside.cancellation,
+impl ClientContext {
+    /// The context of a client that has only a token to cancel the call with.
+    pub fn cancelled_by(cancellation: CancellationToken) -> Self {
+        Self {
+            cancellation,
+            ..Self::default()
         }
     }
 }
@@ -87,10 +71,11 @@ pub(crate) struct ActionCall<'a> {
     pub app: &'a Arc<App>,
     /// The checked permission of the token behind the call.
     pub grant: &'a Grant,
-    /// Where the call comes from.
-    pub origin: &'a ActionOrigin,
+    /// What its client gives besides grant and arguments.
+    pub client: &'a ClientContext,
     project: OnceLock<ProjectId>,
     target: OnceLock<String>,
+    detail: OnceLock<Value>,
     streamed: AtomicI64,
 }
 
@@ -98,13 +83,14 @@ pub(crate) struct ActionCall<'a> {
 const NONE_STREAMED: i64 = i64::MIN;
 
 impl<'a> ActionCall<'a> {
-    pub(super) fn new(app: &'a Arc<App>, grant: &'a Grant, origin: &'a ActionOrigin) -> Self {
+    pub(super) fn new(app: &'a Arc<App>, grant: &'a Grant, client: &'a ClientContext) -> Self {
         Self {
             app,
             grant,
-            origin,
+            client,
             project: OnceLock::new(),
             target: OnceLock::new(),
+            detail: OnceLock::new(),
             streamed: AtomicI64::new(NONE_STREAMED),
         }
     }
@@ -119,6 +105,16 @@ impl<'a> ActionCall<'a> {
         Some(self.streamed.load(Ordering::Relaxed)).filter(|index| *index != NONE_STREAMED)
     }
 
+    /// The stateful MCP session the call belongs to.
+    pub(super) fn mcp_session(&self) -> Option<Arc<str>> {
+        self.client.mcp_session.clone()
+    }
+
+    /// The receiver of session events while the call runs, if the client wants them.
+    pub(super) fn event_sink(&self) -> Option<&Arc<dyn EventSink>> {
+        self.client.stream.as_ref()
+    }
+
     /// The project to name in the audit entry.
     pub(super) fn audited_project(&self) -> Option<&ProjectId> {
         self.project.get()
@@ -129,6 +125,16 @@ impl<'a> ActionCall<'a> {
         let _ = self.project.set(project.clone());
     }
 
+    /// Sets a session's project for the audit entry, if the grant can see the session.
+    pub(super) async fn note_session(&self, id: &SessionId) -> Result<()> {
+        if let Some(project) = self.app.store.session_project(id).await?
+            && self.grant.principal().sees(&project)
+        {
+            self.note_project(&project);
+        }
+        Ok(())
+    }
+
     /// What the action created, to name in the audit entry if its arguments name no target.
     pub(super) fn audited_target(&self) -> Option<&str> {
         self.target.get().map(String::as_str)
@@ -137,6 +143,27 @@ impl<'a> ActionCall<'a> {
     /// Sets what the action created, for the audit entry; the first one set stays.
     pub(crate) fn note_target(&self, target: &str) {
         let _ = self.target.set(target.to_owned());
+    }
+
+    /// What the audit entry says besides.
+    pub(super) fn audited_detail(&self) -> Option<&Value> {
+        self.detail.get()
+    }
+
+    /// Sets what the audit entry says besides, without secrets; the first one set stays.
+    pub(crate) fn note_detail(&self, detail: Value) {
+        let _ = self.detail.set(detail);
+    }
+
+    /// Completes when nobody may have the answer any more, with the reason: the client left, or its token or login
+    /// ended. Whatever waits for more than a moment waits for this as well.
+    pub(super) async fn abandoned(&self) -> Error {
+        tokio::select! {
+            () = self.client.cancellation.cancelled() => Error::unavailable("the client left"),
+            () = self.app.auth.wait_until_ended(self.grant) => {
+                Error::unauthenticated("this token has expired or was revoked")
+            }
+        }
     }
 
     /// Reads a project; `not_found` if the grant cannot see it.

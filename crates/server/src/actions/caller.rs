@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use oubliette_protocol::{Result, Scope, SessionId};
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{ActionCall, Effect, ActionHandler};
 
@@ -25,7 +25,16 @@ pub(crate) struct CallerToolResponse {
     pub error: Option<String>,
 }
 
+/// Result of `caller_tool_response`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct AnswerAccepted {
+    /// True: the call is answered.
+    resolved: bool,
+}
+
 impl ActionHandler for CallerToolResponse {
+    type Output = AnswerAccepted;
+
     const NAME: &'static str = "caller_tool_response";
     const DESCRIPTION: &'static str = "Answer a caller_tool_request event with the tool's result or its error. Only the token that lent the tool may answer.";
     const SCOPE: Scope = Scope::Write;
@@ -36,7 +45,7 @@ impl ActionHandler for CallerToolResponse {
         Some(format!("{} {request}", self.session_id).into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let sessions = &call.app.sessions;
         let principal = call.grant.principal();
         sessions
@@ -48,6 +57,6 @@ impl ActionHandler for CallerToolResponse {
                 self.error,
             )
             .await?;
-        Ok(json!({ "resolved": true }))
+        Ok(AnswerAccepted { resolved: true })
     }
 }

@@ -1,13 +1,22 @@
-//! `catalog_*`: the catalog of tool servers and built-in tools, the files under `tools/` in the home.
+//! `catalog_*`: the catalog of tool servers and built-in tools, the files under `tools/` in the home or the
+//! database.
 
 use std::borrow::Cow;
 
-use oubliette_protocol::{CatalogId, Result, Scope};
+use oubliette_protocol::{CatalogId, Error, Result, Scope};
+use oubliette_session::RunningToolServer;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{ActionCall, ActionHandler, Effect, StateOwner, library};
+use tokio::sync::Semaphore;
+
+use super::{ActionCall, ActionHandler, Effect, StateOwner, library::{self, CatalogEntryView, LibraryEntry as _}, tool_add::{self, EntryTest}};
+
+/// Maximum number of servers that `catalog_status` lists.
+const MAX_SERVERS: usize = 1_000;
+/// Tests that may run at once: each starts processes.
+static TESTS: Semaphore = Semaphore::const_new(2);
 
 /// `catalog_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -49,32 +58,79 @@ pub(crate) struct CatalogDelete {
     pub id: CatalogId,
 }
 
+/// `catalog_status`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CatalogStatus {}
+
+/// `catalog_test`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CatalogTest {
+    /// Id of the catalog entry to start once, for example "files".
+    pub id: CatalogId,
+}
+
+/// Result of `catalog_list`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct CatalogPage {
+    /// The entries, by id.
+    entries: Vec<CatalogEntryView>,
+    /// The cursor of the next page; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_cursor: Option<String>,
+}
+
+/// Result of `catalog_delete`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct CatalogEntryDeleted {
+    /// The entry.
+    id: CatalogId,
+    /// True.
+    deleted: bool,
+}
+
+/// Result of `catalog_status`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct RunningServers {
+    /// The tool servers of sessions in memory, at most 1000.
+    servers: Vec<RunningToolServer>,
+}
+
 impl ActionHandler for CatalogList {
+    type Output = CatalogPage;
+
     const NAME: &'static str = "catalog_list";
-    const DESCRIPTION: &'static str = "List the catalog's tool servers and built-ins, by id.";
+    const DESCRIPTION: &'static str = "List the catalog's tool servers and built-ins, by id. One whose file is broken has usable false and its error.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
     const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        let catalog = call.app.library.catalog();
-        library::list_entries("entries", &catalog, self.limit, self.cursor.as_deref())
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
+        let (catalog, broken) = (call.app.library.catalog(), call.app.library.broken_tools());
+        let cursor = self.cursor.as_deref();
+        let (entries, next_cursor) = library::list_entries(&catalog, &broken, self.limit, cursor)?;
+        Ok(CatalogPage { entries, next_cursor })
     }
 }
 
 impl ActionHandler for CatalogGet {
+    type Output = CatalogEntryView;
+
     const NAME: &'static str = "catalog_get";
     const DESCRIPTION: &'static str = "Show one catalog entry.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
     const STATE_OWNER: StateOwner = StateOwner::Server;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        library::entry_json(&*call.app.library.tool(&self.id)?)
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
+        call.app.library.tool(&self.id)?.view()
     }
 }
 
 impl ActionHandler for CatalogPut {
+    type Output = CatalogEntryView;
+
     const NAME: &'static str = "catalog_put";
     const DESCRIPTION: &'static str =
         "Create or replace a catalog entry. Running sessions that use it start its server anew with the new definition.";
@@ -86,18 +142,20 @@ impl ActionHandler for CatalogPut {
         Some(self.id.as_str().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let catalog = &call.app.library;
         let mut definition = self.definition;
         if let Value::Object(object) = &mut definition {
             object.entry("id").or_insert_with(|| json!(self.id));
         }
         library::restore_masked(&mut definition, catalog.tool(&self.id));
-        library::entry_json(&*catalog.tool_put(self.id, definition).await?)
+        call.app.definitions.tool_put(self.id, definition).await?.view()
     }
 }
 
 impl ActionHandler for CatalogDelete {
+    type Output = CatalogEntryDeleted;
+
     const NAME: &'static str = "catalog_delete";
     const DESCRIPTION: &'static str = "Delete a catalog entry. Refused while an agent uses it.";
     const SCOPE: Scope = Scope::Admin;
@@ -108,8 +166,50 @@ impl ActionHandler for CatalogDelete {
         Some(self.id.as_str().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        call.app.library.tool_delete(self.id.clone()).await?;
-        Ok(library::deleted("id", self.id.as_str()))
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
+        call.app.definitions.tool_delete(self.id.clone()).await?;
+        Ok(CatalogEntryDeleted { id: self.id, deleted: true })
+    }
+}
+
+impl ActionHandler for CatalogStatus {
+    type Output = RunningServers;
+
+    const NAME: &'static str = "catalog_status";
+    const DESCRIPTION: &'static str = "List the tool servers that run in sessions now, with their health (green, yellow or red) and \
+        last error. Starts nothing.";
+    const SCOPE: Scope = Scope::Read;
+    const EFFECT: Effect = Effect::Read;
+
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
+        let servers = call
+            .app
+            .sessions
+            .running_servers(call.grant.principal(), MAX_SERVERS);
+        Ok(RunningServers { servers })
+    }
+}
+
+impl ActionHandler for CatalogTest {
+    type Output = EntryTest;
+
+    const NAME: &'static str = "catalog_test";
+    const DESCRIPTION: &'static str = "Start a catalog entry once, as a session would and in a temporary workspace, list its tools and \
+        stop it.";
+    const SCOPE: Scope = Scope::Admin;
+    const EFFECT: Effect = Effect::Set;
+    const STATE_OWNER: StateOwner = StateOwner::Server;
+
+    fn target(&self) -> Option<Cow<'_, str>> {
+        Some(self.id.as_str().into())
+    }
+
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
+        call.app.library.tool(&self.id)?;
+        let _turn = TESTS.acquire().await.map_err(Error::internal)?;
+        tokio::select! {
+            tested = tool_add::test_entry(call, &self.id) => tested,
+            error = call.abandoned() => Err(error),
+        }
     }
 }

@@ -1,12 +1,11 @@
 //! `debugger_events`: the debugger's log of context builds, tool calls, blocked calls and health changes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use oubliette_protocol::{Error, Result, Scope, SessionId, Slug};
+use oubliette_protocol::{Result, Scope, SessionId, Slug, debug::DebugEvent};
 use oubliette_store::DebugFilter;
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use super::{ActionCall, Effect, ActionHandler};
 
@@ -35,13 +34,24 @@ pub(crate) struct DebuggerEvents {
     pub wait_ms: Option<u32>,
 }
 
+/// Result of `debugger_events`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct DebuggerPage {
+    /// The events, oldest first.
+    events: Vec<Arc<DebugEvent>>,
+    /// The index of the last event, or `since_index` when there is none.
+    last_index: i64,
+}
+
 impl ActionHandler for DebuggerEvents {
+    type Output = DebuggerPage;
+
     const NAME: &'static str = "debugger_events";
     const DESCRIPTION: &'static str = "Read what happened behind the scenes: context builds and teardowns, tool calls and blocks, health changes.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let max = self.max_events.unwrap_or(100) as usize;
         let wait = Duration::from_millis(self.wait_ms.unwrap_or(0).into());
         oubliette_session::check_events_bounds(max, wait)?;
@@ -61,10 +71,10 @@ impl ActionHandler for DebuggerEvents {
         let poll = log.poll(&filter, since.max(-1), max, wait);
         let events = tokio::select! {
             events = poll => events?,
-            () = call.origin.cancellation().cancelled() => return Err(Error::unavailable("the client left")),
+            error = call.abandoned() => return Err(error),
             () = call.app.stopping.cancelled() => Vec::new(),
         };
         let last_index = events.last().map_or(since, |event| event.index);
-        Ok(json!({ "events": events, "last_index": last_index }))
+        Ok(DebuggerPage { events, last_index })
     }
 }

@@ -4,11 +4,12 @@
 use std::{borrow::Cow, sync::OnceLock};
 
 use oubliette_protocol::{Error, JsonObject, Result, Scope};
-use schemars::{JsonSchema, generate::SchemaSettings};
-use serde::de::DeserializeOwned;
+use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::ActionCall;
+use crate::doors::body;
 
 /// Everything about an action but its handler.
 #[derive(Debug)]
@@ -23,8 +24,12 @@ pub struct ActionDefinition {
     pub effect: Effect,
     /// Whether it concerns a project or the whole server.
     pub state_owner: StateOwner,
+    /// Maximum size of a REST request with its arguments, in bytes.
+    pub max_body_bytes: usize,
     /// JSON schema of its arguments.
     pub schema: fn() -> &'static JsonObject,
+    /// Makes the JSON schema of its result, with a generator that collects the types it refers to.
+    pub result_schema: fn(&mut SchemaGenerator) -> Schema,
 }
 
 /// What an action changes.
@@ -38,7 +43,7 @@ pub enum Effect {
     Set,
     /// Removes something.
     Delete,
-    /// Happens many times a second, so its audit entry is written after the answer instead of before.
+    /// Happens many times a second, so its audit entry is synchronised to the disk a moment after it is written.
     Stream,
 }
 
@@ -60,6 +65,9 @@ pub enum StateOwner {
 
 /// An action: a struct whose fields are its arguments.
 pub(crate) trait ActionHandler: DeserializeOwned + JsonSchema + Send + 'static {
+    /// What it answers.
+    type Output: Serialize + JsonSchema;
+
     /// Name of the action and of its MCP tool.
     const NAME: &'static str;
     /// What it does, for people and models.
@@ -71,13 +79,16 @@ pub(crate) trait ActionHandler: DeserializeOwned + JsonSchema + Send + 'static {
     /// Whether it concerns a project or the whole server.
     const STATE_OWNER: StateOwner = StateOwner::Project;
 
+    /// Maximum size of a REST request with its arguments, in bytes, for those who may perform it.
+    const MAX_BODY_BYTES: usize = body::MAX_BODY_BYTES;
+
     /// The id or name of what it acts on, for the audit log. Never a secret.
     fn target(&self) -> Option<Cow<'_, str>> {
         None
     }
 
     /// Runs it; the grant's scope is already checked.
-    fn run(self, call: &ActionCall<'_>) -> impl Future<Output = Result<Value>> + Send;
+    fn run(self, call: &ActionCall<'_>) -> impl Future<Output = Result<Self::Output>> + Send;
 
     /// The definition made of the constants above.
     fn definition() -> ActionDefinition {
@@ -87,7 +98,9 @@ pub(crate) trait ActionHandler: DeserializeOwned + JsonSchema + Send + 'static {
             scope: Self::SCOPE,
             effect: Self::EFFECT,
             state_owner: Self::STATE_OWNER,
+            max_body_bytes: Self::MAX_BODY_BYTES,
             schema: schema_of::<Self>,
+            result_schema: |generator| generator.subschema_for::<Self::Output>(),
         }
     }
 }

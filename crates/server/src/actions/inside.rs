@@ -1,12 +1,23 @@
-//! Checks of actions called from inside a sandbox. Whatever its key, an agent may not widen what its session, or
-//! any session above it, may do.
+//! Checks of actions called from inside a sandbox: by an agent, or with a token made for or from inside a session, at
+//! whatever door. Whatever its key, an agent may not widen what its session, or any session above it, may do.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
-use oubliette_protocol::{CatalogId, Error, Result, SessionId, Slug};
+use oubliette_protocol::{
+    CatalogId, Error, Result, SessionId, Slug,
+    agent::{AgentDefinition, AgentRuntime, AgentSandboxSettings, NetworkAccess},
+    catalog::{ServerIsolation, StdioTransport, ToolDefinition, Transport},
+    program::ProgramSpec,
+    strict,
+};
 use serde_json::Value;
 
-use super::{Action, project};
+use super::{
+    Action,
+    input::MASK,
+    project::ProjectUpdate,
+    project_settings::{ProjectLimits, ProjectSandbox},
+};
 use crate::app::App;
 
 /// Refuses an action that would widen what the session, or anything it starts, may do.
@@ -19,13 +30,14 @@ pub(crate) async fn check(app: &App, session: &SessionId, action: &Action) -> Re
         Action::ProjectUpdate(change) => {
             check_sandbox(change.sandbox.as_ref())?;
             check_within_defaults(app, change.sandbox.as_ref(), change.limits.as_ref())?;
+            check_no_budget(change.limits.as_ref())?;
             check_own_project(app, session, change).await
         }
         Action::WorkspaceCreate(new) if new.source.is_some() => Err(denied(
             "source: cloning would give a sandbox the server's network",
         )),
         Action::AgentPut(put) => {
-            check_definition(&put.definition)?;
+            check_agent_definition(app, &put.definition)?;
             let used = UsedDefinitions::used_by(app, session).await?;
             used.check_agent(&put.slug)
         }
@@ -33,7 +45,7 @@ pub(crate) async fn check(app: &App, session: &SessionId, action: &Action) -> Re
             .await?
             .check_agent(&delete.slug),
         Action::CatalogPut(put) => {
-            check_definition(&put.definition)?;
+            check_tool_definition(&put.id, &put.definition)?;
             let used = UsedDefinitions::used_by(app, session).await?;
             used.check_tool(&put.id)
         }
@@ -53,7 +65,27 @@ pub(crate) async fn check(app: &App, session: &SessionId, action: &Action) -> Re
         Action::ToolServerRestart(restart) => {
             check_not_ancestor(app, session, &restart.session_id, "tool_server_restart").await
         }
+        Action::ProgramInstall(_) | Action::ProgramRemove(_) | Action::ToolAdd(_) => Err(denied(
+            "programs are installed and removed from outside: the server's package registries are reached for it",
+        )),
+        Action::LibraryPush(_) => Err(denied(
+            "library_push replaces agents and catalog entries with all their files",
+        )),
+        Action::LibraryList(_) | Action::LibraryRead(_) => Err(denied(
+            "files of definitions may hold secrets, which agent_get and catalog_get do not show",
+        )),
+        Action::CatalogTest(_) => Err(denied("catalog_test starts a server outside of any session")),
+        Action::SessionQueueRemove(_) => Err(denied(
+            "session_queue_remove is for whoever sent the message, not for the agent that is to read it",
+        )),
+        Action::ApprovalDecide(_) => Err(denied(
+            "approval_decide is for the person who is asked, not for the agent that waits",
+        )),
+        Action::SessionDelete(_) => Err(denied(
+            "session_delete would remove the record of what an agent did",
+        )),
         Action::WorkspaceCreate(_)
+        | Action::ApprovalList(_)
         | Action::SessionMessage(_)
         | Action::SessionCancel(_)
         | Action::SessionEnd(_)
@@ -62,6 +94,10 @@ pub(crate) async fn check(app: &App, session: &SessionId, action: &Action) -> Re
         | Action::SessionEvents(_)
         | Action::CallerToolResponse(_)
         | Action::ToolListing(_)
+        | Action::SessionQueueList(_)
+        | Action::ToolExplain(_)
+        | Action::CatalogStatus(_)
+        | Action::FiguresReport(_)
         | Action::DebuggerEvents(_)
         | Action::ProjectList(_)
         | Action::ProjectGet(_)
@@ -70,14 +106,18 @@ pub(crate) async fn check(app: &App, session: &SessionId, action: &Action) -> Re
         | Action::WorkspaceDelete(_)
         | Action::WorkspaceDiff(_)
         | Action::AgentList(_)
+        | Action::PresetList(_)
         | Action::AgentGet(_)
         | Action::CatalogList(_)
         | Action::CatalogGet(_)
+        | Action::ProgramList(_)
         | Action::TokenCreate(_)
         | Action::TokenList(_)
         | Action::TokenRevoke(_)
         | Action::AuditList(_)
+        | Action::UsageReporting(_)
         | Action::ServerInfo(_)
+        | Action::ServerList(_)
         | Action::Doctor(_) => Ok(()),
     }
 }
@@ -90,7 +130,7 @@ fn denied(what: &str) -> Error {
 }
 
 /// Refuses the sandbox settings that only an admin outside may set.
-fn check_sandbox(given: Option<&project::ProjectSandbox>) -> Result<()> {
+fn check_sandbox(given: Option<&ProjectSandbox>) -> Result<()> {
     let Some(given) = given else { return Ok(()) };
     for (field, set) in [
         ("driver", given.driver.is_some()),
@@ -107,10 +147,11 @@ fn check_sandbox(given: Option<&project::ProjectSandbox>) -> Result<()> {
 /// Refuses limits above the server's defaults, which outside an admin token may set.
 fn check_within_defaults(
     app: &App,
-    sandbox: Option<&project::ProjectSandbox>,
-    limits: Option<&project::ProjectLimits>,
+    sandbox: Option<&ProjectSandbox>,
+    limits: Option<&ProjectLimits>,
 ) -> Result<()> {
-    let config = &app.config;
+    let config = app.live.config();
+    let config = &*config;
     let sandbox = sandbox.map(|given| given.numbers(config));
     let limits = limits.map(|given| given.numbers(config));
     let mut settings = sandbox.iter().flatten().chain(limits.iter().flatten());
@@ -120,17 +161,24 @@ fn check_within_defaults(
     }
 }
 
-/// Refuses changes to the calling session's own project that affect its sandbox, limits, key, environment or agent.
-async fn check_own_project(app: &App, session: &SessionId, change: &project::ProjectUpdate) -> Result<()> {
-    let Some(row) = app.store.session_get(session).await? else {
-        return Ok(());
-    };
-    if row.project_id != change.project_id {
+/// Refuses to change a budget, of whichever project.
+fn check_no_budget(limits: Option<&ProjectLimits>) -> Result<()> {
+    match limits.and_then(ProjectLimits::first_given_budget) {
+        Some(budget) => Err(denied(&format!("limits.{budget} bounds what sessions may use"))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses changes to the project of the calling session, or of one above it, that affect sandbox, limits, key, environment
+/// or agent of its sessions: a session in another project is bound by what bounds the one that started it.
+async fn check_own_project(app: &App, session: &SessionId, change: &ProjectUpdate) -> Result<()> {
+    let ancestry = app.store.session_ancestry(session).await?;
+    if ancestry.iter().all(|row| row.project_id != change.project_id) {
         return Ok(());
     }
     let own = |field: &str, set: bool| match set {
         true => Err(denied(&format!(
-            "{field} of its own project bounds what a session may do"
+            "{field} of its own project, or of one above it, bounds what a session may do"
         ))),
         false => Ok(()),
     };
@@ -141,29 +189,179 @@ async fn check_own_project(app: &App, session: &SessionId, change: &project::Pro
     own("agent", change.agent.is_some())
 }
 
-/// Refuses a definition that leaves the sandbox, opens its network or shows host files, even for another agent.
-fn check_definition(definition: &Value) -> Result<()> {
-    if let Some(isolation) = definition.get("isolation")
-        && isolation != "sandbox"
-    {
-        return Err(denied("isolation takes a tool server out of its sandbox"));
-    }
-    let network = [definition.get("network"), definition.pointer("/sandbox/network")];
-    if network.into_iter().flatten().any(|n| n != "none") {
-        return Err(denied("network opens a sandbox"));
-    }
-    let shown = [
-        definition.get("read_only"),
-        definition.pointer("/runtime/read_only"),
-    ];
-    if shown
-        .into_iter()
-        .flatten()
-        .any(|paths| paths.as_array().is_none_or(|p| !p.is_empty()))
-    {
-        return Err(denied("read_only shows a sandbox the host's files"));
+/// Refuses an agent that would have more than a sandbox without network: by itself, by a catalog entry it uses, or by an
+/// agent it may start. It would not be this session's agent, but the key that put it may get it run.
+fn check_agent_definition(app: &App, definition: &Value) -> Result<()> {
+    check_texts(definition)?;
+    let given: AgentDefinition = strict::from_value(definition.clone())
+        .map_err(|error| Error::invalid(format!("definition: {error}")))?;
+    let mut seen = HashSet::new();
+    let mut unchecked = vec![Arc::new(given)];
+    while let Some(agent) = unchecked.pop() {
+        check_agent_opens_nothing(&agent)?;
+        for id in &agent.tools.uses {
+            if let Ok(entry) = app.library.tool(id) {
+                check_tool_opens_nothing(&entry.definition)?;
+            }
+        }
+        for child in &agent.children {
+            if seen.insert(child.clone())
+                && let Ok(entry) = app.library.agent(child)
+            {
+                unchecked.push(entry.definition.clone());
+            }
+        }
     }
     Ok(())
+}
+
+/// Refuses a catalog entry that would have more than a sandbox without network.
+fn check_tool_definition(id: &CatalogId, definition: &Value) -> Result<()> {
+    check_texts(definition)?;
+    let mut definition = definition.clone();
+    if let Value::Object(object) = &mut definition {
+        object.entry("id").or_insert_with(|| Value::from(id.as_str()));
+    }
+    let given = ToolDefinition::from_value(definition)
+        .map_err(|error| Error::invalid(format!("definition: {error}")))?;
+    check_tool_opens_nothing(&given)
+}
+
+/// Without `..` in its patterns, so that whoever adds a field has to decide here whether it opens a sandbox.
+fn check_agent_opens_nothing(agent: &AgentDefinition) -> Result<()> {
+    let AgentDefinition {
+        schema: _,
+        name: _,
+        description: _,
+        prompt: _,
+        model: _,
+        runtime,
+        permissions: _,
+        children: _,
+        env,
+        sandbox:
+            AgentSandboxSettings {
+                network,
+                // Narrows what the proxy reaches, and there is none.
+                egress: _,
+                upstreams,
+                image,
+            },
+        tools: _,
+    } = agent;
+    check_no_network(*network)?;
+    check_no_upstreams(upstreams)?;
+    if image.is_some() {
+        return Err(denied("sandbox.image has the container engine fetch an image"));
+    }
+    env.values().try_for_each(|text| check_text(text))?;
+    match runtime {
+        AgentRuntime::Builtin {} => Ok(()),
+        AgentRuntime::Acp {
+            command: _,
+            program,
+            args: _,
+            env,
+            read_only,
+            // Its own tools, on the loopback of its own sandbox.
+            mcp_transport: _,
+        } => {
+            check_no_program(program.as_ref())?;
+            env.values().try_for_each(|text| check_text(text))?;
+            check_no_host_paths(read_only)
+        }
+    }
+}
+
+/// Without `..` in its patterns, so that whoever adds a field has to decide here whether it opens a sandbox.
+fn check_tool_opens_nothing(tool: &ToolDefinition) -> Result<()> {
+    let server = match tool {
+        // Works on the files and in the sandbox of the session that uses it.
+        ToolDefinition::Builtin(_) => return Ok(()),
+        ToolDefinition::Mcp(server) => server,
+    };
+    match &server.transport {
+        Transport::Stdio(StdioTransport {
+            command,
+            program,
+            args,
+            env,
+            isolation,
+            network,
+            // Narrows what the proxy reaches, and there is none.
+            egress: _,
+            read_only,
+            cache_mb: _,
+        }) => {
+            check_no_program(program.as_ref())?;
+            if *isolation != ServerIsolation::Sandbox {
+                return Err(denied("isolation takes a tool server out of its sandbox"));
+            }
+            check_no_network(*network)?;
+            check_no_host_paths(read_only)?;
+            std::iter::once(command)
+                .chain(args)
+                .chain(env.values())
+                .try_for_each(|text| check_text(text))
+        }
+        Transport::Ws { .. } | Transport::Tcp { .. } | Transport::Http { .. } => Err(denied(&format!(
+            "transport {} is reached over the server's network",
+            server.transport.as_str()
+        ))),
+    }
+}
+
+fn check_no_network(network: NetworkAccess) -> Result<()> {
+    match network {
+        NetworkAccess::None => Ok(()),
+        NetworkAccess::Proxy | NetworkAccess::Host => Err(denied("network opens a sandbox")),
+    }
+}
+
+fn check_no_program(program: Option<&ProgramSpec>) -> Result<()> {
+    match program {
+        None => Ok(()),
+        Some(_) => Err(denied(
+            "program has a package installed, for which the server's package registries are reached",
+        )),
+    }
+}
+
+fn check_no_upstreams(names: &[String]) -> Result<()> {
+    match names.is_empty() {
+        true => Ok(()),
+        false => Err(denied(
+            "sandbox.upstreams gives a sandbox a service with the server's credential",
+        )),
+    }
+}
+
+fn check_no_host_paths(read_only: &[String]) -> Result<()> {
+    match read_only.is_empty() {
+        true => Ok(()),
+        false => Err(denied("read_only shows a sandbox the host's files")),
+    }
+}
+
+/// Refuses texts, at any depth, that stand for values an agent may not read: variables of the server's environment, and
+/// the mask by which a definition keeps its stored secrets (with another command, it could be made to show them).
+fn check_texts(value: &Value) -> Result<()> {
+    match value {
+        Value::String(text) if text == MASK => Err(denied(
+            "the mask *** would keep a secret and give it to another program",
+        )),
+        Value::String(text) => check_text(text),
+        Value::Array(items) => items.iter().try_for_each(check_texts),
+        Value::Object(object) => object.values().try_for_each(check_texts),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
+    }
+}
+
+fn check_text(text: &str) -> Result<()> {
+    match text.contains("${env:") {
+        true => Err(denied("${env:…} reads the server's environment")),
+        false => Ok(()),
+    }
 }
 
 /// The tree of sessions below one root session.

@@ -7,31 +7,40 @@
 //!
 //! - [`definition`]: name, description, scope, effect and schema of an action. [`call`]: what its handler gets.
 //! - [`inside`]: checks of calls from inside a sandbox, which hold whatever the key.
-//! - [`input`], [`output`]: checks of arguments, and result objects, that several actions share; [`library`]: what the
-//!   actions on agents and on the catalog share.
-//! - `project`, `workspace`, `session` and so on: the actions, one file for each noun.
+//! - [`project_settings`]: what a project's sessions run with; [`budget`]: checks of its budgets.
+//! - [`routing`]: which actions only the server can perform that runs their session.
+//! - [`input`], [`output`]: checks of arguments, and results, that several actions share; [`library`]: what the actions on
+//!   agents and on the catalog share.
+//! - `project`, `workspace`, `session` and so on: the actions, one file for each noun; `session_message` has its own.
 
+mod budget;
 pub(crate) mod call;
 pub(crate) mod definition;
 pub(crate) mod input;
 pub(crate) mod inside;
 mod library;
 pub(crate) mod output;
+pub(crate) mod project_settings;
+mod routing;
 
 use std::{
     borrow::Cow,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, atomic::Ordering},
 };
 
 use oubliette_protocol::{Error, JsonObject, Result, tool::ToolSpec};
 use oubliette_store::{AuditEntry, AuditPrincipal};
 use serde_json::Value;
 
-pub use call::ActionOrigin;
-pub(crate) use call::{ActionCall, EventSink, InsideCall, OutsideCall};
+pub(crate) use call::{ActionCall, EventSink};
+pub use call::{ClientContext, RequestHop};
 pub(crate) use definition::{ActionDefinition, ActionHandler, Effect, StateOwner};
 
-use crate::{app::App, auth::Grant};
+use crate::{
+    app::App,
+    auth::Grant,
+    hop::{SessionPlace, pass_on::RouteOutcome},
+};
 
 macro_rules! actions {
     ($($module:ident: $($action:ident),+;)+) => {
@@ -44,7 +53,7 @@ macro_rules! actions {
 
         impl Action {
             /// Parses the arguments of the action with this name.
-            fn parse(name: &str, arguments: JsonObject) -> Result<Self> {
+            pub(crate) fn parse(name: &str, arguments: JsonObject) -> Result<Self> {
                 $($(if name == <$module::$action as ActionHandler>::NAME {
                     return definition::parse_arguments(arguments).map(Action::$action);
                 })+)+
@@ -57,7 +66,7 @@ macro_rules! actions {
 
             async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
                 // Boxed, so that the largest handler does not set the size of every call.
-                match self { $($(Action::$action(action) => Box::pin(action.run(call)).await,)+)+ }
+                match self { $($(Action::$action(action) => output::to_json(Box::pin(action.run(call)).await?),)+)+ }
             }
         }
 
@@ -72,15 +81,26 @@ macro_rules! actions {
 actions! {
     project: ProjectCreate, ProjectUpdate, ProjectList, ProjectGet, ProjectDelete;
     workspace: WorkspaceCreate, WorkspaceList, WorkspaceDelete, WorkspaceDiff;
-    session: SessionMessage, SessionCancel, SessionEnd, SessionGet, SessionList, SessionEvents, SessionSwitchAgent;
+    session_message: SessionMessage;
+    session: SessionCancel, SessionEnd, SessionDelete, SessionGet, SessionList, SessionEvents, SessionSwitchAgent;
+    queue: SessionQueueList, SessionQueueRemove;
     caller: CallerToolResponse;
+    approval: ApprovalList, ApprovalDecide;
     tool: ToolListing, ToolCall, ToolServerRestart;
+    explain: ToolExplain;
     debugger: DebuggerEvents;
+    figures: FiguresReport;
     agent: AgentList, AgentGet, AgentPut, AgentDelete;
-    catalog: CatalogList, CatalogGet, CatalogPut, CatalogDelete;
+    preset: PresetList;
+    catalog: CatalogList, CatalogGet, CatalogPut, CatalogDelete, CatalogStatus, CatalogTest;
+    program: ProgramInstall, ProgramList, ProgramRemove;
+    tool_add: ToolAdd;
+    library_exchange: LibraryList, LibraryRead, LibraryPush;
     token: TokenCreate, TokenList, TokenRevoke;
     audit: AuditList;
+    usage: UsageReporting;
     server: ServerInfo, Doctor;
+    server_list: ServerList;
 }
 
 /// The definition of the action with this name.
@@ -127,29 +147,48 @@ pub(crate) fn tool_spec(definition: &ActionDefinition) -> ToolSpec {
 }
 
 /// Performs an action: checks the grant, parses the arguments, runs the handler, writes the audit log. Every door
-/// calls this. The audit entry of a change is written before this returns; that of [`Effect::Stream`] is queued.
+/// calls this. The audit entry of a change is written before this returns; that of [`Effect::Stream`] survives a power
+/// cut only a moment later. An action on a session that another server of the cluster runs is performed, and audited, there.
 pub async fn perform(
     app: &Arc<App>,
     grant: &Grant,
     name: &str,
     arguments: JsonObject,
-    origin: &ActionOrigin,
+    client: &ClientContext,
 ) -> Result<Value> {
     let definition = find(name).ok_or_else(|| unknown_action(name))?;
     let started = std::time::Instant::now();
-    let call = ActionCall::new(app, grant, origin);
+    let call = ActionCall::new(app, grant, client);
     let mut target = None;
+    let mut performed = PerformedBy::ThisServer;
     let outcome = async {
         // Before parsing, so that a client without access learns nothing about the arguments.
         check_grant(grant, definition)?;
+        let kept = app.hop.as_ref().map(|_| arguments.clone());
         let action = Action::parse(name, arguments)?;
         target = action.target().map(Cow::into_owned);
-        if let ActionOrigin::Inside(inside) = origin {
-            inside::check(app, &inside.session, &action).await?;
+        // By the grant, not by the door: a session's key is from inside wherever it is used.
+        if let Some(session) = grant.inside() {
+            inside::check(app, session, &action).await?;
+        }
+        if let Some(arguments) = kept
+            && let Some(answer) = Box::pin(perform_elsewhere(
+                &call,
+                definition,
+                &action,
+                arguments,
+                &mut performed,
+            ))
+            .await?
+        {
+            return answer;
         }
         action.run(&call).await
     }
     .await;
+    if performed == PerformedBy::Peer {
+        return outcome;
+    }
     app.metrics.count_action(
         definition.name,
         outcome.as_ref().err().map(|e| e.code),
@@ -160,20 +199,66 @@ pub async fn perform(
     }
     if definition.effect.changes() {
         let entry = audit_entry(&call, definition, target, outcome.as_ref().err());
-        match definition.effect {
-            Effect::Stream => app.queue_audit(entry).await,
+        let commit_began = std::time::Instant::now();
+        let written = match definition.effect {
+            Effect::Stream => app.store.audit_append_soon(entry).await,
             Effect::Read | Effect::Write | Effect::Set | Effect::Delete => {
-                let written = app.store.audit_append(entry).await;
-                // The action is done and stays done, but a missing audit entry is reported as an error.
-                if let Err(error) = written {
-                    tracing::error!(action = definition.name, error = %error.for_log(), "appending an audit entry failed");
-                    outcome.as_ref().map_err(Clone::clone)?;
-                    return Err(error);
-                }
+                app.store.audit_append(entry).await
             }
+        };
+        app.metrics.count_commit(commit_began.elapsed());
+        // The action is done and stays done, but a missing audit entry is reported as an error.
+        if let Err(error) = written {
+            tracing::error!(action = definition.name, error = %error.for_log(), "appending an audit entry failed");
+            outcome.as_ref().map_err(Clone::clone)?;
+            return Err(error);
         }
     }
     outcome
+}
+
+/// Which server performed an action, and so has counted and audited it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PerformedBy {
+    ThisServer,
+    Peer,
+}
+
+/// Has another server of the cluster perform an action, if that one runs the session. `None`: it is to be performed here. An
+/// error means that nobody performed it, or that it is not known.
+async fn perform_elsewhere(
+    call: &ActionCall<'_>,
+    definition: &ActionDefinition,
+    action: &Action,
+    arguments: JsonObject,
+    performed: &mut PerformedBy,
+) -> Result<Option<Result<Value>>> {
+    let (app, grant, client) = (call.app, call.grant, call.client);
+    let (Some(hop), Some(route)) = (&app.hop, routing::route(action, grant)) else {
+        return Ok(None);
+    };
+    match &client.hop {
+        RequestHop::First => {
+            let routed = hop
+                .pass_on(app, grant, definition, route, arguments, client)
+                .await?;
+            Ok(match routed {
+                RouteOutcome::Here => None,
+                RouteOutcome::Answered(outcome) => {
+                    *performed = PerformedBy::Peer;
+                    Some(outcome)
+                }
+            })
+        }
+        RequestHop::PassedOn(moved) => match hop.place(app, grant, route.target, route.unowned).await? {
+            SessionPlace::Here => Ok(None),
+            SessionPlace::Peer(_) => {
+                moved.store(true, Ordering::Release);
+                *performed = PerformedBy::Peer;
+                Err(Error::unavailable("another server runs this session"))
+            }
+        },
+    }
 }
 
 fn audit_entry(
@@ -184,12 +269,12 @@ fn audit_entry(
 ) -> AuditEntry {
     AuditEntry {
         principal: AuditPrincipal::of_grant(call.grant.token_id()),
-        session_id: call.origin.session().cloned(),
+        session_id: call.grant.inside().cloned(),
         action: definition.name.into(),
         target: target.or_else(|| call.audited_target().map(str::to_owned)),
         outcome: error.map_or("ok", |e| e.code.as_str()).into(),
         project_id: call.audited_project().or(call.grant.project()).cloned(),
-        detail: None,
+        detail: call.audited_detail().cloned(),
     }
 }
 

@@ -1,71 +1,20 @@
 //! `project_*`: projects, which sessions and workspaces belong to.
 
-use std::{borrow::Cow, ops::RangeInclusive};
+use std::borrow::Cow;
 
 use indexmap::IndexMap;
-use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId, agent::NetworkAccess};
+use oubliette_protocol::{Error, ProjectId, Result, Scope, Slug, WorkspaceId, WorkspacePolicy};
 use oubliette_store::{PageRequest, ProjectFilter, ProjectRow, TokenFilter, WorkspaceRow};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{ActionCall, Effect, StateOwner, ActionHandler, input, output};
-use crate::{app::App, config::ServerConfig, workspace};
-
-/// Sandbox settings of a project: what its sessions may use of the machine.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ProjectSandbox {
-    /// Sandbox driver. Must be the one this server is configured with (`driver` of server_info). Needs admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub driver: Option<String>,
-    /// Container image of the sandboxes. Refused by drivers without images, such as "local". Needs admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
-    /// Network access of the sandboxes: "none", "proxy" (HTTP and HTTPS through the server) or "host" (only if
-    /// `[trust] host_network` is true in the server's configuration). Default: what each agent's definition asks for.
-    /// Needs admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network: Option<NetworkAccess>,
-    /// Memory limit of a sandbox in MiB, 16 to 1000000000. Default: the server's (`limits` of server_info); more needs
-    /// admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_mb: Option<u64>,
-    /// CPU limit of a sandbox in cores, 0.01 to 1000000000, for example 1.5. Default: the server's (`limits` of
-    /// server_info); more needs admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpus: Option<f64>,
-    /// Maximum number of processes and threads in a sandbox, 8 to 1000000000. Default: the server's (`limits` of
-    /// server_info); more needs admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pids: Option<u64>,
-    /// Maximum size of a workspace in MiB, 1 to 1000000000. Default: the server's (`limits` of server_info); more needs
-    /// admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub workspace_mb: Option<u64>,
-}
-
-/// Limits on the number of a project's sessions.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ProjectLimits {
-    /// Maximum depth of sessions started by sessions: 0 allows no child sessions, 1 children, 2 children of children.
-    /// Default: the server's (`limits` of server_info); more needs admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_depth: Option<u32>,
-    /// Maximum number of active sessions at once, 1 to 1000000. Default: the server's (`limits` of server_info);
-    /// more needs admin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_sessions: Option<u32>,
-}
-
-/// The API key that the server creates for each session of a project, so that its agent can use Oubliette's own tools.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SessionKeySettings {
-    /// Scope of the key: "read", "write" or "admin". Not above the scope of the token that sets it.
-    pub scope: Scope,
-}
+use super::{
+    ActionCall, Effect, StateOwner, ActionHandler, input,
+    output::{self, ProjectPage, ProjectView},
+    project_settings::{ProjectLimits, ProjectSandbox, SessionKeySettings},
+};
+use crate::{app::App, workspace};
 
 /// `project_create`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -94,6 +43,10 @@ pub(crate) struct ProjectCreate {
     /// Limits on sessions. Absent fields: the server's defaults.
     #[serde(default)]
     pub limits: Option<ProjectLimits>,
+    /// Where sessions work that name no workspace: "shared", all in the project's default one, or "own", each in a new one.
+    /// A session started by another of the project works where that one does. Default: "shared".
+    #[serde(default)]
+    pub workspaces: Option<WorkspacePolicy>,
 }
 
 /// `project_update`.
@@ -126,6 +79,9 @@ pub(crate) struct ProjectUpdate {
     /// Limits to change; absent fields stay as they are.
     #[serde(default)]
     pub limits: Option<ProjectLimits>,
+    /// Where new sessions work that name no workspace: "shared" or "own". Absent: unchanged.
+    #[serde(default)]
+    pub workspaces: Option<WorkspacePolicy>,
 }
 
 /// `project_list`.
@@ -160,6 +116,8 @@ pub(crate) struct ProjectDelete {
 }
 
 impl ActionHandler for ProjectCreate {
+    type Output = ProjectView;
+
     const NAME: &'static str = "project_create";
     const DESCRIPTION: &'static str = "Create a project with its default workspace.";
     const SCOPE: Scope = Scope::Write;
@@ -170,7 +128,7 @@ impl ActionHandler for ProjectCreate {
         Some(input::check_name("name", &self.name).unwrap_or_default().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let now = oubliette_store::now();
         let mut row = ProjectRow {
             project_id: ProjectId::generate(),
@@ -182,6 +140,7 @@ impl ActionHandler for ProjectCreate {
             sandbox: json!({}),
             limits: json!({}),
             default_workspace: WorkspaceId::generate(),
+            workspaces: WorkspacePolicy::Shared,
             created_at: now,
             updated_at: now,
         };
@@ -194,11 +153,12 @@ impl ActionHandler for ProjectCreate {
             api_key: self.api_key.map(Some),
             sandbox: self.sandbox,
             limits: self.limits,
+            workspaces: self.workspaces,
         };
         change.apply(call, &mut row)?;
         create(call.app, &row).await?;
         call.note_project(&row.project_id);
-        Ok(output::project(&row))
+        Ok(ProjectView::from(&row))
     }
 }
 
@@ -239,6 +199,9 @@ impl ProjectUpdate {
             }
             row.agent = agent;
         }
+        if let Some(workspaces) = self.workspaces {
+            row.workspaces = workspaces;
+        }
         if let Some(env) = self.env {
             row.env = input::check_env(env, &row.env)?;
         }
@@ -255,141 +218,33 @@ impl ProjectUpdate {
             }
             row.api_key_scope = key.map(|key| key.scope);
         }
-        let config = &call.app.config;
+        let config = call.app.live.config();
+        let config = &*config;
         if let Some(given) = self.sandbox {
             given.check(call, config)?;
             row.sandbox = merged(&row.sandbox, &given)?;
         }
         if let Some(given) = self.limits {
             given.check(call, config)?;
+            given.check_budgets(call, &row.limits)?;
             row.limits = merged(&row.limits, &given)?;
         }
         Ok(())
     }
 }
-
-impl ProjectSandbox {
-    fn check(&self, call: &ActionCall<'_>, config: &ServerConfig) -> Result<()> {
-        let admin = |field: &str| call.grant.require(Scope::Admin, &format!("sandbox.{field}"));
-        if let Some(driver) = &self.driver {
-            admin("driver")?;
-            if *driver != config.sandbox.driver {
-                return Err(Error::invalid(format!(
-                    "sandbox.driver: this server has the driver {:?}",
-                    config.sandbox.driver
-                )));
-            }
-        }
-        if let Some(image) = &self.image {
-            admin("image")?;
-            return Err(Error::invalid(format!(
-                "sandbox.image: the driver {:?} has no images, so {} cannot be used",
-                config.sandbox.driver,
-                oubliette_protocol::id::quoted(image)
-            )));
-        }
-        if let Some(network) = self.network {
-            admin("network")?;
-            if network == NetworkAccess::Host && !config.trust.host_network {
-                return Err(Error::invalid(
-                    "sandbox.network: \"host\" needs `host_network = true` under [trust] in oubliette.toml",
-                ));
-            }
-        }
-        check_numbers(call, &self.numbers(config))
-    }
-
-    /// The settings that are numbers, with the server's defaults.
-    pub(super) fn numbers(&self, config: &ServerConfig) -> [NumericSetting; 4] {
-        let defaults = &config.sandbox;
-        let setting = |field, given, default, least| NumericSetting {
-            field,
-            given,
-            default,
-            range: least..=MAX_SANDBOX_NUMBER,
-        };
-        let whole = |field, given: Option<u64>, default: u64, least| {
-            setting(field, given.map(|n| n as f64), default as f64, least)
-        };
-        [
-            whole("sandbox.memory_mb", self.memory_mb, defaults.memory_mb, 16.0),
-            setting("sandbox.cpus", self.cpus, defaults.cpus, 0.01),
-            whole("sandbox.pids", self.pids, defaults.pids, 8.0),
-            whole("sandbox.workspace_mb", self.workspace_mb, defaults.workspace_mb, 1.0),
-        ]
-    }
-}
-
-impl ProjectLimits {
-    fn check(&self, call: &ActionCall<'_>, config: &ServerConfig) -> Result<()> {
-        check_numbers(call, &self.numbers(config))
-    }
-
-    /// The limits, with the server's defaults.
-    pub(super) fn numbers(&self, config: &ServerConfig) -> [NumericSetting; 2] {
-        let limit = |field, given: Option<u32>, default: u32, least| NumericSetting {
-            field,
-            given: given.map(f64::from),
-            default: f64::from(default),
-            range: least..=MAX_SESSION_LIMIT,
-        };
-        let defaults = &config.session;
-        [
-            limit("limits.max_depth", self.max_depth, defaults.max_depth, 0.0),
-            limit("limits.max_sessions", self.max_sessions, defaults.max_sessions, 1.0),
-        ]
-    }
-}
-
-/// The largest number that a sandbox setting may have.
-const MAX_SANDBOX_NUMBER: f64 = 1e9;
-/// The largest limit on sessions.
-const MAX_SESSION_LIMIT: f64 = 1e6;
-
-/// A setting of a project that is a number.
-pub(super) struct NumericSetting {
-    /// Name of the argument.
-    pub(super) field: &'static str,
-    given: Option<f64>,
-    /// The server's default, above which it needs admin.
-    default: f64,
-    range: RangeInclusive<f64>,
-}
-
-impl NumericSetting {
-    /// Whether it is given and above the server's default.
-    pub(super) fn is_above_default(&self) -> bool {
-        self.given.is_some_and(|given| given > self.default)
-    }
-}
-
-/// Checks that each number given is in its range, and that the token may set it.
-fn check_numbers(call: &ActionCall<'_>, settings: &[NumericSetting]) -> Result<()> {
-    for setting in settings {
-        let (field, range) = (setting.field, &setting.range);
-        // Not a number is in no range.
-        if setting.given.is_some_and(|given| !range.contains(&given)) {
-            let (least, most) = (range.start(), range.end());
-            return Err(Error::invalid(format!("{field} must be {least} to {most}")));
-        }
-        if setting.is_above_default() {
-            let what = format!("{field} above the server's default of {}", setting.default);
-            call.grant.require(Scope::Admin, &what)?;
-        }
-    }
-    Ok(())
-}
-
-/// `before` with the fields of `given` put over it.
+/// `before` with the fields of `given` put over it; those that are null are removed.
 fn merged<T: Serialize>(before: &Value, given: &T) -> Result<Value> {
     let mut object = before.as_object().cloned().unwrap_or_default();
     if let Value::Object(given) = output::to_json(given)? {
         object.extend(given);
+        object.retain(|_, value| !value.is_null());
     }
     Ok(object.into())
 }
 
 impl ActionHandler for ProjectUpdate {
+    type Output = ProjectView;
+
     const NAME: &'static str = "project_update";
     const DESCRIPTION: &'static str = "Change a project. Fields that are absent stay as they are.";
     const SCOPE: Scope = Scope::Write;
@@ -399,22 +254,24 @@ impl ActionHandler for ProjectUpdate {
         Some(self.project_id.as_str().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let mut row = call.project(&self.project_id).await?;
         self.apply(call, &mut row)?;
         row.updated_at = oubliette_store::now();
         call.app.store.project_update(row.clone()).await?;
-        Ok(output::project(&row))
+        Ok(ProjectView::from(&row))
     }
 }
 
 impl ActionHandler for ProjectList {
+    type Output = ProjectPage;
+
     const NAME: &'static str = "project_list";
     const DESCRIPTION: &'static str = "List projects, newest first.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let filter = ProjectFilter {
             project: call.grant.project().cloned(),
             name_contains: self.name_contains,
@@ -424,22 +281,35 @@ impl ActionHandler for ProjectList {
             .store
             .project_list(filter, input::page_request(self.limit, self.cursor))
             .await?;
-        Ok(output::list_page("projects", &page, output::project))
+        Ok(page.into())
     }
 }
 
 impl ActionHandler for ProjectGet {
+    type Output = ProjectView;
+
     const NAME: &'static str = "project_get";
     const DESCRIPTION: &'static str = "Show one project.";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
-        Ok(output::project(&call.project(&self.project_id).await?))
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
+        Ok(ProjectView::from(&call.project(&self.project_id).await?))
     }
 }
 
+/// Result of `project_delete`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ProjectDeleted {
+    /// The project.
+    project_id: ProjectId,
+    /// True.
+    deleted: bool,
+}
+
 impl ActionHandler for ProjectDelete {
+    type Output = ProjectDeleted;
+
     const NAME: &'static str = "project_delete";
     const DESCRIPTION: &'static str =
         "Delete a project with its workspaces, files and tokens. Refused while a session is active.";
@@ -450,10 +320,10 @@ impl ActionHandler for ProjectDelete {
         Some(self.project_id.as_str().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let row = call.project(&self.project_id).await?;
         let app = call.app;
-        let active = app.store.session_count_active(&row.project_id).await?;
+        let active = app.store.session_count_active(Some(&row.project_id)).await?;
         if active > 0 {
             return Err(Error::conflict(format!(
                 "project {} has {active} active session(s); end them first with session_end",
@@ -477,6 +347,6 @@ impl ActionHandler for ProjectDelete {
             }
         }
         workspace::remove_project(app, &row.project_id).await;
-        Ok(json!({ "project_id": row.project_id, "deleted": true }))
+        Ok(ProjectDeleted { project_id: row.project_id, deleted: true })
     }
 }

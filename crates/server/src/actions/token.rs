@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
+use jiff::Timestamp;
 use oubliette_protocol::{Error, ProjectId, Result, Scope, SessionId, TokenId, duration::HumanDuration};
 use oubliette_store::TokenFilter;
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::{ActionCall, Effect, ActionHandler, input, output};
+use super::{ActionCall, Effect, ActionHandler, input, output::TokenPage};
 use crate::auth::{TokenSpec, expose};
 
 /// `token_create`.
@@ -52,18 +52,40 @@ pub(crate) struct TokenRevoke {
     pub token_id: TokenId,
 }
 
-impl ActionCall<'_> {
-    /// The session that the token behind this call was created for and ends with, if any. Tokens made with it end
-    /// with that session too; otherwise a session's key could create one that outlives the session.
-    async fn session_of_token(&self) -> Result<Option<SessionId>> {
-        let Some(id) = self.grant.token_id() else {
-            return Ok(None);
-        };
-        Ok(self.app.store.token_get(id).await?.and_then(|row| row.session_id))
-    }
+/// Result of `token_create`. Without `Debug`, because it has the token itself.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct CreatedToken {
+    /// Its id (`tok_…`), which is not secret.
+    token_id: TokenId,
+    /// The token itself, which is shown only now.
+    token: String,
+    /// Its display name.
+    name: String,
+    /// What it may do.
+    scope: Scope,
+    /// The one project it is limited to; absent: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    project_id: Option<ProjectId>,
+    /// When it expires; absent: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Timestamp>,
+    /// The session it was made in; absent: it was made from outside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<SessionId>,
+}
+
+/// Result of `token_revoke`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct TokenRevoked {
+    /// The token.
+    token_id: TokenId,
+    /// True.
+    revoked: bool,
 }
 
 impl ActionHandler for TokenCreate {
+    type Output = CreatedToken;
+
     const NAME: &'static str = "token_create";
     const DESCRIPTION: &'static str = "Create a token. It is shown once, in this answer. It never has more rights than the token that made it.";
     const SCOPE: Scope = Scope::Admin;
@@ -73,7 +95,7 @@ impl ActionHandler for TokenCreate {
         Some(input::check_name("name", &self.name).unwrap_or_default().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let name = input::check_name("name", &self.name)?;
         call.grant.require(self.scope, "a token of that scope")?;
         match &self.project_id {
@@ -90,7 +112,8 @@ impl ActionHandler for TokenCreate {
             Some(HumanDuration(span)) => {
                 let far =
                     |_| Error::invalid("expires_in is too far away; leave it out for a token without end");
-                Some(oubliette_store::now().checked_add(span).map_err(far)?)
+                let now = call.app.store.expiry_clock().await?;
+                Some(now.checked_add(span).map_err(far)?)
             }
         };
         // A token expires no later than the one it was made with.
@@ -98,7 +121,8 @@ impl ActionHandler for TokenCreate {
             (Some(asked), Some(own)) => Some(asked.min(own)),
             (asked, own) => asked.or(own),
         };
-        let session = call.session_of_token().await?;
+        // A token made from inside a session is inside it as well, and ends with it.
+        let session = call.grant.inside().cloned();
         let mint = TokenSpec {
             name: name.clone(),
             scope: self.scope,
@@ -107,32 +131,27 @@ impl ActionHandler for TokenCreate {
             session: session.clone(),
         };
         let (token_id, token) = call.app.auth.mint(mint).await?;
-        let mut object = json!({
-            "token_id": token_id,
-            "token": expose(&token),
-            "name": name,
-            "scope": self.scope,
-        });
-        if let Some(project) = &self.project_id {
-            object["project_id"] = json!(project);
-        }
-        if let Some(at) = expires_at {
-            object["expires_at"] = json!(at);
-        }
-        if let Some(session) = session {
-            object["session_id"] = json!(session);
-        }
-        Ok(object)
+        Ok(CreatedToken {
+            token_id,
+            token: expose(&token).to_owned(),
+            name,
+            scope: self.scope,
+            project_id: self.project_id,
+            expires_at,
+            session_id: session,
+        })
     }
 }
 
 impl ActionHandler for TokenList {
+    type Output = TokenPage;
+
     const NAME: &'static str = "token_list";
     const DESCRIPTION: &'static str = "List tokens, including those created for running sessions. The tokens themselves are not shown.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         if let Some(id) = &self.project_id {
             call.project(id).await?;
         }
@@ -147,11 +166,13 @@ impl ActionHandler for TokenList {
             .store
             .token_list(filter, input::page_request(self.limit, self.cursor))
             .await?;
-        Ok(output::list_page("tokens", &page, output::token))
+        Ok(page.into())
     }
 }
 
 impl ActionHandler for TokenRevoke {
+    type Output = TokenRevoked;
+
     const NAME: &'static str = "token_revoke";
     const DESCRIPTION: &'static str =
         "Revoke a token. It takes effect at once: the token's next request is refused and its streams end.";
@@ -162,7 +183,7 @@ impl ActionHandler for TokenRevoke {
         Some(self.token_id.as_str().into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let missing = || Error::not_found(format!("there is no token {}", self.token_id));
         let row = call
             .app
@@ -178,6 +199,6 @@ impl ActionHandler for TokenRevoke {
             call.note_project(project);
         }
         call.app.revoke_token(&self.token_id).await?;
-        Ok(json!({ "token_id": self.token_id, "revoked": true }))
+        Ok(TokenRevoked { token_id: self.token_id, revoked: true })
     }
 }

@@ -1,14 +1,17 @@
 //! `tool_*`: the tools of a session: listing them, calling one, restarting a tool server.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
-use oubliette_protocol::{CatalogId, Error, Result, Scope, SessionId, Slug, tool::arguments_object};
+use oubliette_protocol::{CatalogId, Error, Result, Scope, SessionId, Slug, tool::{CallResult, ToolList, arguments_object}};
 use oubliette_tools::{CallContext, preview};
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::{ActionCall, Effect, ActionHandler, output};
+use super::{ActionCall, Effect, ActionHandler};
+
+/// After this time a call's token is watched: a call of a token that is revoked meanwhile is cancelled.
+const TOKEN_WATCH_DELAY: Duration = Duration::from_secs(1);
 
 /// `tool_list`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -48,12 +51,14 @@ pub(crate) struct ToolServerRestart {
 }
 
 impl ActionHandler for ToolListing {
+    type Output = ToolList;
+
     const NAME: &'static str = "tool_list";
     const DESCRIPTION: &'static str = "List a session's or an agent's tools: names, source, whether allowed and available and why, and the health of every tool server (green, yellow or red).";
     const SCOPE: Scope = Scope::Read;
     const EFFECT: Effect = Effect::Read;
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let list = match (&self.session_id, &self.agent) {
             (Some(session), None) => {
                 call.app
@@ -75,11 +80,13 @@ impl ActionHandler for ToolListing {
             }
             _ => return Err(Error::invalid("give session_id or agent, one of them")),
         };
-        output::to_json(list)
+        Ok(list)
     }
 }
 
 impl ActionHandler for ToolCall {
+    type Output = CallResult;
+
     const NAME: &'static str = "tool_call";
     const DESCRIPTION: &'static str = "Call a tool of a session through the same gate as its agent. Oubliette's own tools \
         run under your token; a caller's tools need the token that lent them, or admin.";
@@ -91,29 +98,56 @@ impl ActionHandler for ToolCall {
         Some(format!("{} {tool}", self.session_id).into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         call.note_session(&self.session_id).await?;
         let arguments = arguments_object(self.arguments)?;
+        let cancel = call.client.cancellation.child_token();
         let context = CallContext {
-            cancel: call.origin.cancellation().clone(),
-            progress: None,
+            cancel: cancel.clone(),
+            progress: call.client.progress.clone(),
             turn: call.app.sessions.current_turn(&self.session_id),
         };
         let sessions = &call.app.sessions;
-        let result = sessions
-            .tool_call(
-                call.grant.principal(),
-                &self.session_id,
-                self.tool,
-                arguments,
-                context,
-            )
-            .await?;
-        output::to_json(result)
+        let calling = sessions.tool_call(
+            call.grant.principal(),
+            &self.session_id,
+            self.tool,
+            arguments,
+            context,
+        );
+        let mut calling = std::pin::pin!(calling);
+        let ended = async {
+            // Most calls are over before; those that wait for a person may outlive their token.
+            tokio::time::sleep(TOKEN_WATCH_DELAY).await;
+            call.app.auth.wait_until_ended(call.grant).await;
+        };
+        let result = tokio::select! {
+            result = &mut calling => result?,
+            () = ended => {
+                cancel.cancel();
+                // To its end, so that what it holds is given back before the client hears of it.
+                let _ = calling.await;
+                return Err(Error::unauthenticated("this token has expired or was revoked"));
+            }
+        };
+        Ok(result)
     }
 }
 
+/// Result of `tool_server_restart`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ServerRestarted {
+    /// The session.
+    session_id: SessionId,
+    /// The tool server.
+    server: CatalogId,
+    /// True.
+    restarted: bool,
+}
+
 impl ActionHandler for ToolServerRestart {
+    type Output = ServerRestarted;
+
     const NAME: &'static str = "tool_server_restart";
     const DESCRIPTION: &'static str = "Restart one tool server of a session.";
     const SCOPE: Scope = Scope::Write;
@@ -123,12 +157,12 @@ impl ActionHandler for ToolServerRestart {
         Some(format!("{} {}", self.session_id, self.server).into())
     }
 
-    async fn run(self, call: &ActionCall<'_>) -> Result<Value> {
+    async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         call.note_session(&self.session_id).await?;
         call.app
             .sessions
             .tool_server_restart(call.grant.principal(), &self.session_id, &self.server)
             .await?;
-        Ok(json!({ "session_id": self.session_id, "server": self.server, "restarted": true }))
+        Ok(ServerRestarted { session_id: self.session_id, server: self.server, restarted: true })
     }
 }

@@ -3,17 +3,25 @@
 use std::{
     collections::HashMap,
     hash::Hash,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 /// One token bucket for each key. A bucket starts full; one that is full again may be removed.
 #[derive(Debug)]
 pub(crate) struct RateLimiter<K> {
+    rate: ArcSwap<BucketRate>,
+    levels: Mutex<HashMap<K, BucketLevel>>,
+}
+
+/// What every bucket holds, and how fast it fills.
+#[derive(Debug, Clone, Copy)]
+struct BucketRate {
     per_second: f64,
     burst: f64,
-    levels: Mutex<HashMap<K, BucketLevel>>,
 }
 
 /// How full a bucket was when it was last used.
@@ -30,23 +38,28 @@ impl<K: Hash + Eq + Clone> RateLimiter<K> {
     /// Allows `burst` at once, and `per_second` in the long run.
     pub(crate) fn new(per_second: f64, burst: f64) -> Self {
         Self {
-            per_second,
-            burst,
+            rate: ArcSwap::from_pointee(BucketRate { per_second, burst }),
             levels: Mutex::new(HashMap::new()),
         }
     }
 
+    /// Changes what is allowed from now on.
+    pub(crate) fn set_rate(&self, per_second: f64, burst: f64) {
+        self.rate.store(Arc::new(BucketRate { per_second, burst }));
+    }
+
     /// Takes one unit of a key's bucket; the error is how long until one is available.
     pub(crate) fn take(&self, key: &K, now: Instant) -> Result<(), Duration> {
+        let burst = self.rate.load().burst;
         let mut levels = self.levels.lock();
         if levels.len() >= SWEEP_AT && !levels.contains_key(key) {
-            levels.retain(|_, level| self.refilled(level, now) < self.burst);
+            levels.retain(|_, level| self.refilled(level, now) < burst);
         }
         // Looked up by reference first: the common case must not allocate a key.
         let level = match levels.get_mut(key) {
             Some(level) => level,
             None => levels.entry(key.clone()).or_insert(BucketLevel {
-                available: self.burst,
+                available: burst,
                 updated_at: now,
             }),
         };
@@ -70,15 +83,18 @@ impl<K: Hash + Eq + Clone> RateLimiter<K> {
 
     /// What a bucket holds at `now`.
     fn refilled(&self, level: &BucketLevel, now: Instant) -> f64 {
-        let gained = now.saturating_duration_since(level.updated_at).as_secs_f64() * self.per_second;
-        (level.available + gained).min(self.burst)
+        let rate = **self.rate.load();
+        let gained = now.saturating_duration_since(level.updated_at).as_secs_f64() * rate.per_second;
+        (level.available + gained).min(rate.burst)
     }
 
     /// Fails with the time until one unit is available.
     fn require_one(&self, available: f64) -> Result<(), Duration> {
         match available >= 1.0 {
             true => Ok(()),
-            false => Err(Duration::from_secs_f64((1.0 - available) / self.per_second)),
+            false => Err(Duration::from_secs_f64(
+                (1.0 - available) / self.rate.load().per_second,
+            )),
         }
     }
 }

@@ -9,10 +9,11 @@ use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{
-    CommandContext,
+    CommandContext, ServerTarget, agent_test,
     client::ActionClient,
     files,
-    output::{field_text, format_listing, pretty_json},
+    output::{field_text, format_listing, mark_broken, pretty_json},
+    program,
     resolve::set_if_some,
 };
 
@@ -63,6 +64,30 @@ pub(crate) enum AgentCommand {
         #[arg(long = "use", value_name = "ID")]
         uses: Vec<String>,
     },
+    /// List presets: ready definitions of well-known agents.
+    Presets,
+    /// Create an agent from a preset, install its package and test it.
+    #[command(
+        after_help = "Examples:\n  oubliette agent add claude\n  oubliette agent add opencode --slug writer \
+        --model openrouter/qwen/qwen3-coder"
+    )]
+    Add {
+        /// The preset's name, as `agent presets` shows it.
+        preset: String,
+        /// The agent's slug (default: the preset's name).
+        #[arg(long)]
+        slug: Option<String>,
+        /// Its model: a provider of oubliette.toml and the model's name there (default: the preset's).
+        #[arg(long, value_name = "PROVIDER/MODEL")]
+        model: Option<String>,
+    },
+    /// Run one turn of an agent: how long each step takes, which tools it sees, and what to do about what fails.
+    Test {
+        /// The agent's slug.
+        slug: String,
+        /// What to ask it.
+        prompt: Option<String>,
+    },
     /// Delete an agent.
     Delete {
         /// The agent's slug.
@@ -72,7 +97,7 @@ pub(crate) enum AgentCommand {
 
 /// Runs `oubliette agent`.
 pub(crate) async fn run(command: AgentCommand, context: CommandContext) -> Result<()> {
-    let client = ActionClient::connect(&context.home).await?;
+    let client = ActionClient::connect(&context).await?;
     let done = execute(command, &context, &client).await;
     client.close().await;
     done
@@ -131,11 +156,37 @@ async fn execute(command: AgentCommand, context: &CommandContext, client: &Actio
             let made = client
                 .call("agent_put", json!({ "slug": slug, "definition": definition }))
                 .await?;
+            if matches!(context.target, ServerTarget::Remote(_)) {
+                output.print_result(&made, |_| format!("agent {slug} is in use from now on"));
+                return Ok(());
+            }
             let path = context.home.agents_dir().join(&slug).join("agent.json");
+            if !path.exists() {
+                output.print_result(&made, |_| format!("agent {slug} is in use from now on"));
+                output.print_hint(
+                    "it is in the database: `oubliette library pull DIR` writes it as a file, `library push DIR` takes your edits",
+                );
+                return Ok(());
+            }
             output.print_result(&made, |_| format!("{}", path.display()));
             output.print_hint(&format!(
                 "edit that file; the server takes it up as you save. Then: oubliette chat --agent {slug}"
             ));
+        }
+        AgentCommand::Presets => {
+            let list = client.call("preset_list", json!({})).await?;
+            output.print_result(&list, format_presets);
+        }
+        AgentCommand::Add { preset, slug, model } => {
+            let slug = slug.unwrap_or_else(|| preset.clone());
+            add_preset(client, context, &preset, &slug, model).await?;
+        }
+        AgentCommand::Test { slug, prompt } => {
+            let prompt = prompt.as_deref().unwrap_or(agent_test::DEFAULT_PROMPT);
+            let test = agent_test::run(client, &slug, prompt);
+            let report = program::with_progress(client, output, test).await?;
+            output.print_result(&report, agent_test::format_report);
+            check_report(&slug, &report)?;
         }
         AgentCommand::Delete { slug } => {
             let gone = client.call("agent_delete", json!({ "slug": slug })).await?;
@@ -147,18 +198,103 @@ async fn execute(command: AgentCommand, context: &CommandContext, client: &Actio
     Ok(())
 }
 
+/// Writes an agent from a preset, installs its package and tests it.
+async fn add_preset(
+    client: &ActionClient,
+    context: &CommandContext,
+    preset: &str,
+    slug: &str,
+    model: Option<String>,
+) -> Result<()> {
+    let output = context.output;
+    if client.call("agent_get", json!({ "slug": slug })).await.is_ok() {
+        return Err(Error::conflict(format!(
+            "there is an agent {slug} already; choose another name with --slug"
+        )));
+    }
+    let mut arguments = json!({ "name": preset });
+    set_if_some(&mut arguments, "model", model);
+    let listed = client.call("preset_list", arguments).await?;
+    let preset = &listed["presets"][0];
+    let definition = &preset["definition"];
+    let written = json!({ "slug": slug, "definition": definition, "files": preset["files"] });
+    client.call("agent_put", written).await?;
+    output.print_hint(&format!(
+        "agent {slug} is written; its package is installed, if it is not yet, and one turn is tried"
+    ));
+    let test = agent_test::run(client, slug, agent_test::DEFAULT_PROMPT);
+    let report = program::with_progress(client, output, test).await?;
+    output.print_result(&report, agent_test::format_report);
+    check_report(slug, &report)
+}
+
+/// Fails if the test of an agent failed.
+fn check_report(slug: &str, report: &Value) -> Result<()> {
+    match report["ok"] == true {
+        true => Ok(()),
+        false => Err(Error::unavailable(format!(
+            "agent {slug} does not work yet; after what the lines above name is done, try again with `oubliette agent test \
+             {slug}`"
+        ))),
+    }
+}
+
+/// Formats the answer of `preset_list`.
+fn format_presets(list: &Value) -> String {
+    let one = |preset: &Value| {
+        let mut lines = vec![format!(
+            "{}: {} ({})",
+            field_text(preset, "name"),
+            field_text(preset, "description"),
+            preset_package(preset)
+        )];
+        for (word, field) in [("needs", "needs"), ("note", "limits")] {
+            let texts = preset[field]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str);
+            lines.extend(texts.map(|text| format!("    {word}: {text}")));
+        }
+        lines.join("\n")
+    };
+    let presets = list["presets"].as_array().into_iter().flatten();
+    presets.map(one).collect::<Vec<_>>().join("\n")
+}
+
+/// The pinned package of a preset.
+fn preset_package(preset: &Value) -> &str {
+    let program = &preset["definition"]["runtime"]["program"];
+    program["npm"]
+        .as_str()
+        .or_else(|| program["pypi"].as_str())
+        .unwrap_or_default()
+}
+
 /// Formats the answer of `agent_list` as a table; agents with a broken edit show its error.
 pub(crate) fn format_agents(list: &Value) -> String {
     let mut agents = list["agents"].as_array().cloned().unwrap_or_default();
     for agent in &mut agents {
         let runtime = &agent["definition"]["runtime"];
-        agent["runtime"] = match runtime["command"][0].as_str() {
-            Some(program) => json!(Path::new(program).file_name().map(|n| n.to_string_lossy())),
-            None => json!("built in"),
+        let package = runtime["program"]["npm"]
+            .as_str()
+            .or_else(|| runtime["program"]["pypi"].as_str());
+        agent["runtime"] = match (runtime["command"][0].as_str(), package) {
+            (Some(program), _) => json!(Path::new(program).file_name().map(|n| n.to_string_lossy())),
+            (None, Some(package)) => json!(package),
+            (None, None) => json!("built in"),
         };
         agent["model"] = agent["definition"]["model"].take();
         if agent["error"].is_string() {
-            agent["description"] = json!(format!("broken edit: {}", field_text(agent, "error")));
+            let what = if agent["usable"] == false {
+                "broken, not in use"
+            } else {
+                "broken edit"
+            };
+            agent["description"] = json!(format!("✗ {what}: {}", field_text(agent, "error")));
+        }
+        if agent["usable"] == false {
+            agent["runtime"] = Value::Null;
         }
     }
     let columns = [
@@ -168,11 +304,8 @@ pub(crate) fn format_agents(list: &Value) -> String {
         ("MODEL", "model"),
         ("DESCRIPTION", "description"),
     ];
-    format_listing(
-        &agents,
-        &columns,
-        "No agent yet. Make one with `oubliette agent new SLUG`.",
-    )
+    let none = "No agent yet. Make one with `oubliette agent new SLUG`.";
+    mark_broken(&agents, format_listing(&agents, &columns, none))
 }
 
 /// The files to store beside a definition, by name: the script its model names, and those given with `--with`.

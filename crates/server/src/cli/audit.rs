@@ -55,7 +55,7 @@ struct AuditFilterArgs {
 
 /// Runs `oubliette audit`.
 pub(crate) async fn run(command: AuditArgs, context: CommandContext) -> Result<()> {
-    let client = ActionClient::connect(&context.home).await?;
+    let client = ActionClient::connect(&context).await?;
     let filter = match command.list {
         Some(AuditCommand::List(filter)) => filter,
         None => command.filter,

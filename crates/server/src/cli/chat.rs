@@ -2,40 +2,40 @@
 
 use std::{
     collections::VecDeque,
-    io::{BufRead as _, IsTerminal as _, Write as _},
+    io::{IsTerminal as _, Write as _},
+    sync::Arc,
 };
 
 use oubliette_protocol::{Error, Result};
-use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use parking_lot::Mutex;
+use serde_json::json;
 
 use super::{
-    CommandContext, CommandOutcome, agent,
+    CommandContext, CommandOutcome,
+    approval_prompt::StdinLines,
+    chat_completion::{ChatCompleter, CompletionScope},
+    chat_history::HistoryFile,
     client::ActionClient,
-    debug,
+    line_editor::{EditedLine, LineEditor},
     output::{OutputFormat, field_text, print_line},
     resolve::{self, set_if_some},
-    session::format_switch,
-    style::{AnsiStyle, fold_to_line, strip_control_chars},
-    tool,
-    turn::{InterruptSignal, SentMessage, TurnOutcome, TypedLines},
+    style::{AnsiStyle, fold_to_line, strip_control_chars, terminal_width},
+    turn::{InterruptSignal, LineSource, SentMessage, TurnOutcome, TypedLines},
     turn_display::{TurnDisplay, TurnVerbosity},
+    turn_keys::TurnKeys,
 };
-
-const HELP: &str = "\
-/switch AGENT   give the session another agent
-/agents         the agents there are
-/tools          the tools the agent has, and every server's light
-/cancel         cancel the running turn (so does Ctrl-C)
-/session        the session's id
-/end            end the session and leave
-/quit           leave; the session stays (so does Ctrl-D)
-/help           this";
 
 /// Arguments of `oubliette chat`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Commands while you chat: /switch AGENT, /agents, /tools, /cancel, /end, /help.\n\
+    after_help = "Commands while you chat, told by /help: /agent AGENT, /tools, /files, /diff, /usage, /approvals, /queue, /cancel, \
+    /new, /end, /quit.\n\n\
+    Keys:\n\
+    \x20 Tab         complete a command, an agent, or a path of the workspace after @\n\
+    \x20 Alt-Enter   begin a new line, and so does a backslash before Enter; a pasted text keeps its lines\n\
+    \x20 Up, Ctrl-R  find what you typed before: kept in HOME/history for you alone, unless it begins with a space\n\
+    \x20 Ctrl-C      cancel the turn; twice at an empty prompt, or Ctrl-D, leaves\n\
+    Lines you type while a turn runs are sent when it has ended.\n\n\
     Lines may also come from a pipe: printf 'Hello\\n/tools\\n/end\\n' | oubliette chat --agent demo"
 )]
 pub(crate) struct ChatArgs {
@@ -51,35 +51,48 @@ pub(crate) struct ChatArgs {
 }
 
 /// A running chat.
-struct ChatLoop {
-    client: ActionClient,
-    output: OutputFormat,
-    display: TurnDisplay,
+pub(super) struct ChatLoop {
+    pub(super) client: Arc<ActionClient>,
+    pub(super) output: OutputFormat,
+    pub(super) display: TurnDisplay,
     interrupts: InterruptSignal,
-    lines: mpsc::Receiver<String>,
+    lines: StdinLines,
+    /// Present if stdin, stdout and stderr are a terminal that can be edited on; else lines are read as they come.
+    editor: Option<LineEditor>,
+    /// What completion works on.
+    scope: Arc<Mutex<CompletionScope>>,
     /// Lines typed while a turn ran.
     queued: VecDeque<String>,
+    /// What was typed while a turn ran, without Enter: it is in the next line already.
+    draft: String,
     /// Whether stdin and stdout are a terminal.
-    interactive: bool,
-    session: Option<String>,
-    since: i64,
-    agent: Option<String>,
-    project: Option<String>,
-    /// How often Ctrl-C was pressed since the last line; the second time ends the session.
+    pub(super) interactive: bool,
+    pub(super) session: Option<String>,
+    pub(super) since: i64,
+    pub(super) agent: Option<String>,
+    pub(super) project: Option<String>,
+    /// How often Ctrl-C was pressed since the last line; the second time leaves, or ends the session without an editor.
     interrupt_count: usize,
     /// Whether a turn or command failed; the exit code when lines come from a pipe.
     failed: bool,
 }
 
+/// What came of waiting for a line.
+enum NextLine {
+    Line(String),
+    Interrupt,
+    End,
+}
+
 /// What to do after a line of input.
-enum ChatStep {
+pub(super) enum ChatStep {
     Continue,
     Leave,
 }
 
 /// Runs `oubliette chat`.
 pub(crate) async fn run(args: ChatArgs, context: CommandContext) -> Result<CommandOutcome> {
-    let client = ActionClient::connect_running(&context.home).await?;
+    let client = Arc::new(ActionClient::connect_running(&context).await?);
     let interrupts = InterruptSignal::listen()?;
     let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let show = if context.output == OutputFormat::Json {
@@ -91,14 +104,26 @@ pub(crate) async fn run(args: ChatArgs, context: CommandContext) -> Result<Comma
         Some(_) => None,
         None => Some(resolve::project_id_or_only(&client, args.project.as_deref()).await?),
     };
+    let is_smart = std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+    let edits = interactive && is_smart && std::io::stderr().is_terminal() && show == TurnVerbosity::All;
+    let scope = Arc::new(Mutex::new(CompletionScope::default()));
+    let editor = edits.then(|| {
+        let runtime = tokio::runtime::Handle::current();
+        let completer = ChatCompleter::new(Arc::clone(&client), Arc::clone(&scope), runtime);
+        let history = HistoryFile::of(&context.home, &context.target);
+        LineEditor::start(Some(history), Box::new(completer))
+    });
     let mut chat = ChatLoop {
+        editor,
+        scope,
+        draft: String::new(),
         project,
         agent: args.agent,
         session: None,
         since: -1,
         output: context.output,
         display: TurnDisplay::new(show),
-        lines: read_lines(),
+        lines: StdinLines::default(),
         queued: VecDeque::new(),
         interrupt_count: 0,
         failed: false,
@@ -114,20 +139,6 @@ pub(crate) async fn run(args: ChatArgs, context: CommandContext) -> Result<Comma
     }
     chat.print_greeting();
     chat.run_loop().await
-}
-
-/// Lines of stdin, read on a thread of its own because the read blocks.
-fn read_lines() -> mpsc::Receiver<String> {
-    let (sender, lines) = mpsc::channel(1);
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lock().lines() {
-            let Ok(line) = line else { return };
-            if sender.blocking_send(line).is_err() {
-                return;
-            }
-        }
-    });
-    lines
 }
 
 impl ChatLoop {
@@ -160,45 +171,37 @@ impl ChatLoop {
 
     async fn run_loop(mut self) -> Result<CommandOutcome> {
         loop {
-            if self.interactive && self.queued.is_empty() {
-                let mut out = std::io::stdout().lock();
-                let _ = write!(out, "{} ", AnsiStyle::stdout().bold("›"));
-                let _ = out.flush();
-            }
-            let line = match self.queued.pop_front() {
-                Some(line) => Some(line),
-                None => tokio::select! {
-                    line = self.lines.recv() => line,
-                    () = self.interrupts.next() => {
-                        self.interrupt_count += 1;
-                        if self.interrupt_count > 1 {
-                            return self.end_session().await;
+            let line = match self.next_line().await? {
+                NextLine::Line(line) => line,
+                NextLine::End => return self.leave(),
+                NextLine::Interrupt => {
+                    self.interrupt_count += 1;
+                    match (self.interrupt_count, &self.editor) {
+                        (1, Some(_)) => self.display.print_note("Ctrl-C again, or Ctrl-D, leaves"),
+                        (1, None) => {
+                            print_line("");
+                            self.display
+                                .print_note("Ctrl-C again ends the session; /quit leaves it");
                         }
-                        print_line("");
-                        self.display.print_note("Ctrl-C again ends the session; /quit leaves it");
-                        continue;
+                        (_, Some(_)) => return self.leave(),
+                        (_, None) => return self.end_session().await,
                     }
-                },
+                    continue;
+                }
             };
             self.interrupt_count = 0;
-            let Some(line) = line else {
-                if self.interactive {
-                    print_line("");
-                }
-                return self.leave();
-            };
             let line = line.trim();
             let next = match line.strip_prefix('/') {
                 _ if line.is_empty() => Ok(ChatStep::Continue),
                 Some("end") => return self.end_session().await,
                 Some(command) => self.run_command(command).await,
-                None => self.run_turn(line).await,
+                None => Box::pin(self.run_turn(line)).await,
             };
             match next {
                 Ok(ChatStep::Continue) => {}
                 Ok(ChatStep::Leave) => return self.leave(),
                 // The server has stopped: no later turn can succeed.
-                Err(error) if !super::client::is_running(self.home()?).await => return Err(error),
+                Err(error) if !self.client.is_reachable().await => return Err(error),
                 Err(error) => {
                     self.failed = true;
                     self.output.print_error(&error);
@@ -207,10 +210,81 @@ impl ChatLoop {
         }
     }
 
-    fn home(&self) -> Result<&oubliette_home::HomeDir> {
-        match &self.client {
-            ActionClient::Server(home) => Ok(home),
-            ActionClient::Local(_) => Err(Error::internal("a chat needs a server")),
+    /// The next line: one typed ahead, else from the editor or stdin.
+    async fn next_line(&mut self) -> Result<NextLine> {
+        if let Some(line) = self.queued.pop_front() {
+            if self.editor.is_some() {
+                let shown = fold_to_line(&line, terminal_width().saturating_sub(3));
+                print_line(&format!("{} {shown}", AnsiStyle::stdout().bold("›")));
+            }
+            return Ok(NextLine::Line(line));
+        }
+        if self.editor.is_some() {
+            let status = self.status_text().await;
+            *self.scope.lock() = CompletionScope {
+                session: self.session.clone(),
+                project: self.project.clone(),
+            };
+            let draft = std::mem::take(&mut self.draft);
+            // One pressed while a command ran was for that command.
+            self.interrupts.clear().await;
+            if let Some(editor) = &mut self.editor {
+                let edited = tokio::select! {
+                    edited = editor.read(status, draft) => edited?,
+                    // Not the key, which the editor reads, but the signal.
+                    () = self.interrupts.next() => {
+                        let _ = crossterm::terminal::disable_raw_mode();
+                        print_line("");
+                        EditedLine::End
+                    }
+                };
+                match edited {
+                    EditedLine::Line(line) => return Ok(NextLine::Line(line)),
+                    EditedLine::Interrupt => return Ok(NextLine::Interrupt),
+                    EditedLine::End => return Ok(NextLine::End),
+                    EditedLine::Unusable(why) => {
+                        self.editor = None;
+                        let why = fold_to_line(&why, 200);
+                        self.display
+                            .print_note(&format!("lines are read without editing: {why}"));
+                    }
+                }
+            }
+        }
+        if self.interactive {
+            let mut out = std::io::stdout().lock();
+            let _ = write!(out, "{} ", AnsiStyle::stdout().bold("›"));
+            let _ = out.flush();
+        }
+        let line = tokio::select! {
+            line = self.lines.next() => line,
+            () = self.interrupts.next() => return Ok(NextLine::Interrupt),
+        };
+        if line.is_none() && self.interactive {
+            print_line("");
+        }
+        Ok(line.map_or(NextLine::End, NextLine::Line))
+    }
+
+    /// The status line above the prompt.
+    async fn status_text(&mut self) -> String {
+        let mut state = "no session yet".to_owned();
+        let mut session = json!({ "agent": self.agent });
+        if let Some(id) = &self.session {
+            match self.client.call("session_get", json!({ "session_id": id })).await {
+                Ok(found) => {
+                    state = field_text(&found, "status");
+                    session = found;
+                }
+                Err(error) => state = fold_to_line(&error.message, 60),
+            }
+        }
+        match self.display.status_mut() {
+            Some(status) => {
+                status.observe_session(&session);
+                status.format(&state)
+            }
+            None => state,
         }
     }
 
@@ -223,26 +297,17 @@ impl ChatLoop {
                 set_if_some(&mut arguments, "project_id", self.project.as_ref());
             }
         }
-        let sent = SentMessage::send(&self.client, arguments).await?;
-        if self.session.is_none() {
-            self.session = Some(sent.session().to_owned());
-            self.display.print_note(&format!("session {}", sent.session()));
-        }
-        let mut typed = TypedLines {
-            lines: &mut self.lines,
-            queued: &mut self.queued,
+        let mut keys = match &self.editor {
+            Some(_) => Some(TurnKeys::start(std::mem::take(&mut self.draft))?),
+            None => None,
         };
-        let typed = self.interactive.then_some(&mut typed);
-        let ended = sent
-            .follow(
-                &self.client,
-                &mut self.since,
-                &mut self.display,
-                &mut self.interrupts,
-                typed,
-            )
-            .await?;
-        match ended {
+        let ended = self.send_and_follow(arguments, keys.as_mut()).await;
+        if let Some(keys) = keys {
+            let (lines, draft) = keys.finish();
+            self.queued.extend(lines);
+            self.draft = draft;
+        }
+        match ended? {
             TurnOutcome::Completed { reply } => {
                 if self.output == OutputFormat::Json {
                     print_line(&reply.to_string());
@@ -254,7 +319,12 @@ impl ChatLoop {
                     print_line(&reply.to_string());
                 }
                 self.display.print_note("cancelled");
-                self.interrupt_count = usize::from(by_interrupt);
+                match &self.editor {
+                    // Nothing runs unasked after a cancel, and nothing typed is lost.
+                    Some(_) if by_interrupt => self.put_back_queued(),
+                    Some(_) => {}
+                    None => self.interrupt_count = usize::from(by_interrupt),
+                }
                 Ok(ChatStep::Continue)
             }
             TurnOutcome::Failed(error) => Err(error),
@@ -262,90 +332,46 @@ impl ChatLoop {
                 self.session = None;
                 Ok(ChatStep::Leave)
             }
+            TurnOutcome::Left => Ok(ChatStep::Leave),
         }
     }
 
-    async fn run_command(&mut self, command: &str) -> Result<ChatStep> {
-        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
-        match name {
-            "quit" | "exit" | "q" => return Ok(ChatStep::Leave),
-            "help" | "h" | "?" => print_line(HELP),
-            "switch" => self.switch(rest.trim()).await?,
-            "agents" => {
-                let list = self.client.list("agent_list", "agents", json!({}), None).await?;
-                self.output.print_result(&list, agent::format_agents);
-            }
-            "tools" => self.list_tools().await?,
-            "cancel" => self.cancel_turn().await?,
-            "session" => match &self.session {
-                Some(id) => print_line(id),
-                None => self
-                    .display
-                    .print_note("no session yet: it starts with your first message"),
+    /// Sends the message and shows its turn.
+    async fn send_and_follow(
+        &mut self,
+        arguments: serde_json::Value,
+        keys: Option<&mut TurnKeys>,
+    ) -> Result<TurnOutcome> {
+        let sent = SentMessage::send(&self.client, arguments).await?;
+        if self.session.is_none() {
+            self.session = Some(sent.session().to_owned());
+            self.display.print_note(&format!("session {}", sent.session()));
+        }
+        let typed = TypedLines {
+            source: match (keys, self.interactive) {
+                (Some(keys), _) => LineSource::Keys(keys),
+                (None, true) => LineSource::Always(&mut self.lines),
+                (None, false) => LineSource::ForApprovals(&mut self.lines),
             },
-            other => {
-                let name = fold_to_line(other, 40);
-                return Err(Error::invalid(format!(
-                    "there is no command /{name}; /help shows what there is"
-                )));
-            }
-        }
-        Ok(ChatStep::Continue)
+            queued: &mut self.queued,
+        };
+        sent.follow(
+            &self.client,
+            &mut self.since,
+            &mut self.display,
+            &mut self.interrupts,
+            typed,
+        )
+        .await
     }
 
-    async fn switch(&mut self, agent: &str) -> Result<()> {
-        if agent.is_empty() {
-            return Err(Error::invalid(
-                "say to which agent: /switch AGENT; /agents shows them",
-            ));
+    /// Puts lines typed ahead back into the line editor.
+    fn put_back_queued(&mut self) {
+        let mut lines: Vec<String> = self.queued.drain(..).collect();
+        if !self.draft.is_empty() {
+            lines.push(std::mem::take(&mut self.draft));
         }
-        let Some(session) = &self.session else {
-            self.client.call("agent_get", json!({ "slug": agent })).await?;
-            self.agent = Some(agent.to_owned());
-            self.display
-                .print_note(&format!("{agent} will get the first message"));
-            return Ok(());
-        };
-        let output = self.output;
-        let show = |line: &str| {
-            if output == OutputFormat::Text {
-                print_line(line);
-            }
-        };
-        let switched = debug::switch_agent(&self.client, session, agent, show).await?;
-        self.agent = Some(field_text(&switched, "agent"));
-        self.output.print_result(&switched, format_switch);
-        Ok(())
-    }
-
-    async fn list_tools(&mut self) -> Result<()> {
-        let asked = match (&self.session, &self.agent) {
-            (Some(session), _) => json!({ "session_id": session }),
-            (None, Some(agent)) => json!({ "agent": agent }),
-            (None, None) => {
-                return Err(Error::invalid(
-                    "no session yet: say something first, or name an agent with /switch",
-                ));
-            }
-        };
-        let list = self.client.call("tool_list", asked).await?;
-        self.output.print_result(&list, tool::format_tool_list);
-        Ok(())
-    }
-
-    async fn cancel_turn(&mut self) -> Result<()> {
-        let done = match &self.session {
-            Some(session) => {
-                self.client
-                    .call("session_cancel", json!({ "session_id": session }))
-                    .await?
-            }
-            None => Value::Null,
-        };
-        if done["cancelled"] != true {
-            self.display.print_note("no turn is running");
-        }
-        Ok(())
+        self.draft = lines.join("\n");
     }
 
     async fn end_session(mut self) -> Result<CommandOutcome> {

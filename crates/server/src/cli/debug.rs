@@ -1,5 +1,7 @@
 //! Shows a session's debugger events in the terminal, with timings; and the steps of switching its agent.
 
+use std::time::Duration;
+
 use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
 
@@ -101,10 +103,41 @@ pub(crate) async fn follow(
                 None => return Err(Error::unavailable("the server stopped; start it again with `oubliette up`")),
             },
             event = log.next() => match event? {
-                Some(event) if event["status"] == "ended" => return show_remaining(client, &mut following, &mut show).await,
+                Some(event) if event["status"] == "ended" => {
+                    wait_for_teardown(client, &following.session).await?;
+                    return show_remaining(client, &mut following, &mut show).await;
+                }
                 Some(_) => {}
                 None => return Err(Error::unavailable("the server stopped; start it again with `oubliette up`")),
             },
+        }
+    }
+}
+
+/// How long the tool servers of a session that has ended are waited for.
+const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Waits until a session that has ended is torn down: its end is in the log before its tool servers are stopped.
+async fn wait_for_teardown(client: &ActionClient, session: &str) -> Result<()> {
+    let give_up = tokio::time::Instant::now() + TEARDOWN_TIMEOUT;
+    let (mut since, mut is_built) = (-1, false);
+    loop {
+        let asked = json!({
+            "session_id": session,
+            "since_index": since,
+            "max_events": 1000,
+            "kinds": ["build_finished", "teardown_finished"],
+            "wait_ms": if is_built { 5000 } else { 0 },
+        });
+        let page = client.call("debugger_events", asked).await?;
+        let events = page["events"].as_array().map_or(&[][..], Vec::as_slice);
+        if let Some(last) = events.last() {
+            is_built = last["kind"] == "build_finished";
+        }
+        since = page["last_index"].as_i64().unwrap_or(since);
+        let torn_down = !is_built && events.len() < 1000;
+        if torn_down || tokio::time::Instant::now() > give_up {
+            return Ok(());
         }
     }
 }
@@ -204,7 +237,11 @@ impl EventTimer {
         let kind = event["kind"].as_str().unwrap_or("?");
         let padded = format!("{kind:<20}");
         let coloured = match kind {
-            "tool_server_failed" | "tool_blocked" | "answer_refused" => paint.red(&padded),
+            "tool_server_failed"
+            | "tool_blocked"
+            | "answer_refused"
+            | "agent_without_tools"
+            | "limit_exceeded" => paint.red(&padded),
             "drain_timeout" => paint.yellow(&padded),
             "tool_call" if event["ok"] == false => paint.red(&padded),
             "build_finished" | "tool_server_ready" => paint.green(&padded),
@@ -304,14 +341,81 @@ fn describe_event(event: &Value) -> String {
             )
         }
         "tool_blocked" => reason(text("tool")),
+        "approval_requested" => format!(
+            "{} for {} {}",
+            text("approval_id"),
+            text("tool"),
+            format_arguments(&event["arguments"])
+        ),
+        "approval_decided" => reason(format!("{} {}", text("approval_id"), text("decision"))),
         "health_changed" => reason(format!("{}: {} → {}", text("server"), text("from"), text("to"))),
         "answer_refused" => reason(text("request_id")),
-        "model_request" => format!(
-            "{} {} → {} in {}",
-            text("provider"),
-            text("path"),
-            text("status"),
-            ms("duration_ms")
+        "permission" => format!(
+            "{}{}: {}",
+            text("tool"),
+            if event["gated"] == true {
+                " (checked at the gate)"
+            } else {
+                ""
+            },
+            text("answer")
+        ),
+        "agent_without_tools" => text("reason"),
+        "limit_exceeded" => reason(text("limit")),
+        "model_request" => {
+            let used = match event["input_tokens"].is_u64() {
+                true => format!(
+                    ", {} tokens in, {} out{}",
+                    text("input_tokens"),
+                    text("output_tokens"),
+                    if event["estimated"] == true {
+                        " (estimated)"
+                    } else {
+                        ""
+                    }
+                ),
+                false => String::new(),
+            };
+            format!(
+                "{} {} → {} in {}{used}",
+                text("provider"),
+                text("path"),
+                text("status"),
+                ms("duration_ms")
+            )
+        }
+        "egress" => {
+            let by = event["server"]
+                .as_str()
+                .map(|server| format!(" [{server}]"))
+                .unwrap_or_default();
+            let request = match event["upstream"].is_null() {
+                true => String::new(),
+                false => format!(
+                    " {} {} {} → {}",
+                    text("upstream"),
+                    text("method"),
+                    text("path"),
+                    text("status")
+                ),
+            };
+            let outcome = match (event["allowed"] == true, event["error"].as_str()) {
+                (false, error) => format!("refused: {}", error.unwrap_or_default()),
+                (true, Some(error)) => format!("failed: {error}"),
+                (true, None) => format!(
+                    "{} bytes in, {} out, {}",
+                    text("bytes_in"),
+                    text("bytes_out"),
+                    ms("duration_ms")
+                ),
+            };
+            format!("{}:{}{by}{request} {outcome}", text("host"), text("port"))
+        }
+        "egress_omitted" => format!(
+            "{} connections, {} bytes in, {} out",
+            text("connections"),
+            text("bytes_in"),
+            text("bytes_out")
         ),
         _ => format_arguments(event),
     }

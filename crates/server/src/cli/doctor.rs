@@ -4,7 +4,7 @@ use oubliette_protocol::Result;
 use serde_json::Value;
 
 use super::{
-    CommandContext, CommandOutcome,
+    CommandContext, CommandOutcome, ServerTarget,
     client::{self, ActionClient},
     output::field_text,
     server_url,
@@ -14,9 +14,17 @@ use crate::doctor;
 
 /// Runs the checks: in the server if one runs, because its environment and rights are what matters.
 pub(crate) async fn run(context: CommandContext) -> Result<CommandOutcome> {
-    let report = match client::is_running(&context.home).await {
-        true => {
-            let mut report = ActionClient::connect_running(&context.home)
+    let report = match &context.target {
+        ServerTarget::Remote(remote) => {
+            let client = ActionClient::connect_running(&context).await?;
+            let mut report = client.call("doctor", serde_json::json!({})).await?;
+            if let Some(checks) = report["checks"].as_array_mut() {
+                checks.insert(0, doctor::listening_check(remote.url()));
+            }
+            report
+        }
+        ServerTarget::Home if client::is_running(&context.home).await => {
+            let mut report = ActionClient::connect_running(&context)
                 .await?
                 .call("doctor", serde_json::json!({}))
                 .await?;
@@ -26,7 +34,7 @@ pub(crate) async fn run(context: CommandContext) -> Result<CommandOutcome> {
             }
             report
         }
-        false => doctor::examine_stopped(&context.home).await,
+        ServerTarget::Home => doctor::examine_stopped(&context.home).await,
     };
     context.output.print_result(&report, format_report);
     Ok(match report["ok"] == true {
@@ -68,9 +76,15 @@ fn format_report(report: &Value) -> String {
         }
     }
     lines.push(String::new());
-    lines.push(match report["ok"] == true {
-        true => paint.green("Everything that is needed works."),
-        false => paint.red("Something that is needed does not work: see ✗ above."),
+    let missing = report["missing"].as_array().map_or(&[][..], Vec::as_slice);
+    lines.push(match (report["ok"] == true, missing.is_empty()) {
+        (true, true) => paint.green("Everything that is needed works."),
+        (true, false) => {
+            let missing = missing.iter().filter_map(Value::as_str).map(strip_control_chars);
+            let list: String = missing.map(|one| format!("\n  - {one}")).collect();
+            paint.yellow(&format!("The server works. Missing for real work:{list}"))
+        }
+        (false, _) => paint.red("Something that is needed does not work: see ✗ above."),
     });
     lines.join("\n")
 }

@@ -7,20 +7,22 @@ use oubliette_protocol::{
     CatalogId, Error, Result, Slug,
     agent::AgentDefinition,
     relay::method,
-    tool::{HealthStatus, ListedTool, ToolList, ToolRule, ToolSource},
+    tool::{HealthStatus, ListedTool, ToolList, ToolRule, ToolSource, arguments_object},
 };
 use serde_json::json;
 
 use super::{
-    CommandContext, client::ActionClient, output::format_table, resolve, style::AnsiStyle, trial::ToolTrial,
+    CommandContext, client::ActionClient, files, output::format_table, program, resolve, style::AnsiStyle,
 };
-use crate::actions;
+use crate::{actions, trial::ToolTrial};
 
 /// Starts one catalog entry and prints its tools and how long it took.
 pub(crate) async fn test_entry(id: &str, context: &CommandContext) -> Result<()> {
+    context.require_home("tool test")?;
     let id: CatalogId = id.parse()?;
     let trial = ToolTrial::new(&context.home)?;
     let entry = trial.library.tool(&id)?;
+    program::ensure_installed(&entry.definition, context).await?;
     let definition = json!({ "name": "Trial", "prompt": "None.", "tools": { "use": [id] } });
     let definition: AgentDefinition = serde_json::from_value(definition).map_err(Error::internal)?;
     let tried = trial.run("trial".parse()?, Arc::new(definition)).await?;
@@ -70,21 +72,41 @@ pub(crate) async fn test_entry(id: &str, context: &CommandContext) -> Result<()>
     Ok(())
 }
 
+/// What `oubliette tool explain` is asked.
+pub(crate) struct ExplainQuestion<'a> {
+    /// The agent.
+    pub agent: &'a str,
+    /// Any name of the tool.
+    pub tool: &'a str,
+    /// The running session to answer for.
+    pub session: Option<&'a str>,
+    /// Whether to start no servers.
+    pub no_start: bool,
+    /// Arguments of a call, as JSON.
+    pub arguments: Option<&'a str>,
+}
+
 /// Prints whether an agent may call a tool, and by which rule. Without a session the agent's tool servers are started
 /// to list their tools, unless the definitions already decide or `no_start` is given.
-pub(crate) async fn explain_tool(
-    agent: &str,
-    tool: &str,
-    session: Option<&str>,
-    no_start: bool,
-    context: &CommandContext,
-) -> Result<()> {
+pub(crate) async fn explain_tool(question: ExplainQuestion<'_>, context: &CommandContext) -> Result<()> {
+    let ExplainQuestion {
+        agent,
+        tool,
+        session,
+        no_start,
+        arguments,
+    } = question;
+    let arguments = match arguments {
+        Some(given) => Some(arguments_object(Some(files::read_arguments(given)?))?),
+        None => None,
+    };
+    context.require_home("tool explain")?;
     let slug: Slug = agent.parse()?;
     let trial = ToolTrial::new(&context.home)?;
     let definition = trial.library.agent(&slug)?.definition.clone();
     let list = match session {
         Some(session) => {
-            let client = ActionClient::connect_running(&context.home).await?;
+            let client = ActionClient::connect_running(context).await?;
             let id = resolve::session_id(&client, session).await?;
             let runs = client.call("session_get", json!({ "session_id": id })).await?;
             if runs["agent"] != agent {
@@ -105,7 +127,10 @@ pub(crate) async fn explain_tool(
             }
         }
     };
-    let sentence = oubliette_tools::explain(&slug, &definition, &list, tool);
+    let sentence = match arguments {
+        None => oubliette_tools::explain(&slug, &definition, &list, tool),
+        Some(arguments) => oubliette_tools::explain_call(&slug, &definition, &list, tool, arguments).await?,
+    };
     let row = find_row(&list, tool);
     let mut shape = json!({ "agent": slug, "tool": tool, "explanation": sentence });
     shape["allowed"] = json!(row.is_some_and(|row| row.allowed));
@@ -114,6 +139,7 @@ pub(crate) async fn explain_tool(
         shape["canonical"] = json!(row.canonical);
         shape["source"] = json!(row.source);
         shape["reason"] = json!(row.reason.to_string());
+        shape["rules"] = json!(row.rules);
     }
     context.output.print_result(&shape, |_| sentence.clone());
     Ok(())
@@ -143,14 +169,15 @@ fn with_base_tools(mut list: ToolList, definition: &AgentDefinition) -> ToolList
         .filter_map(|name| actions::find(name))
         .map(actions::tool_spec)
         .map(|spec| {
-            let rule = rules.denying_rule(&spec.name).unwrap_or(ToolRule::BaseTool);
+            let rules = rules.of_other_tool(&spec.name, ToolRule::BaseTool);
             ListedTool {
                 canonical: spec.name.clone(),
                 aliases: Vec::new(),
                 source: ToolSource::Base,
                 server: None,
-                allowed: rule.allows(),
-                reason: rule.into(),
+                allowed: rules.verdict.allows(),
+                rules: rules.listed(),
+                reason: rules.verdict.into(),
                 available: true,
                 description: spec.description,
                 input_schema: spec.input_schema,

@@ -36,6 +36,18 @@ pub(crate) fn read_json_object(path: &Path) -> Result<Value> {
     }
 }
 
+/// The arguments of a tool call, from the command line, or from stdin for `-`.
+pub(crate) fn read_arguments(given: &str) -> Result<Value> {
+    match given {
+        "-" => read_json_object("-".as_ref()),
+        text => serde_json::from_str(text).map_err(|e| {
+            Error::invalid(format!(
+                "the arguments are not JSON: {e}; quote them as '{{\"name\": \"value\"}}'"
+            ))
+        }),
+    }
+}
+
 /// The path for error texts; `stdin` for `-`.
 fn display_name(path: &Path) -> String {
     match path.as_os_str() == "-" {

@@ -29,9 +29,6 @@ pub(crate) struct McpConfigArgs {
     /// The token to put into the configuration (default: a placeholder); `oubliette token create` makes one.
     #[arg(long)]
     token: Option<String>,
-    /// The server's URL as the client sees it (default: the running server's, else the configured one).
-    #[arg(long)]
-    url: Option<String>,
     /// The server's name in the client: letters, digits, - and _.
     #[arg(long, default_value = "oubliette")]
     name: String,
@@ -216,9 +213,15 @@ impl McpClient {
 
 /// Runs `oubliette mcp-config`.
 pub(crate) async fn run(args: McpConfigArgs, context: CommandContext) -> Result<CommandOutcome> {
-    let base = match args.url {
-        Some(url) => check_url(&url)?,
-        None => server_url::lookup(&context.home).await?,
+    let base = match &context.url {
+        Some(url) => check_url(url)?,
+        None => match super::ContextFile::load(&context.home)? {
+            // Of the server that commands act on.
+            file if file.current.is_some() => {
+                file.get(file.current.as_deref().unwrap_or_default())?.url.clone()
+            }
+            _ => server_url::lookup(&context.home).await?,
+        },
     };
     let base = base.trim_end_matches('/');
     let url = if base.ends_with("/mcp") {

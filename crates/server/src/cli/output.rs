@@ -5,7 +5,7 @@ use std::io::{IsTerminal as _, Write as _};
 use oubliette_protocol::Error;
 use serde_json::Value;
 
-use super::style::{AnsiStyle, fold_to_line, strip_control_chars, terminal_width};
+use super::style::{AnsiStyle, display_width, fold_to_line, pad, strip_control_chars, terminal_width};
 
 /// Text, or JSON with `--json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,10 +60,10 @@ pub(crate) fn try_print_line(line: &str) -> bool {
 pub(crate) fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let cell = |text: &String| fold_to_line(text, 2000);
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
-    let mut widths: Vec<usize> = heading.iter().map(|h| h.chars().count()).collect();
+    let mut widths: Vec<usize> = heading.iter().map(|h| display_width(h)).collect();
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+            *width = (*width).max(display_width(cell));
         }
     }
     if let (true, Some((last, others))) = (std::io::stdout().is_terminal(), widths.split_last_mut()) {
@@ -71,10 +71,7 @@ pub(crate) fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
         *last = (*last).min(terminal_width().saturating_sub(taken).max(20));
     }
     let line = |cells: Vec<&str>| {
-        let padded = cells
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{:width$}", fold_to_line(cell, *width)));
+        let padded = cells.iter().zip(&widths).map(|(cell, width)| pad(cell, *width));
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     let mut lines = vec![AnsiStyle::stdout().bold(&line(heading.to_vec()))];
@@ -100,13 +97,31 @@ pub(crate) fn format_listing(items: &[Value], columns: &[(&str, &str)], none: &s
     format_table(&heading, &items.iter().map(row).collect::<Vec<Vec<String>>>())
 }
 
-/// Cuts a timestamp field to whole seconds; other fields stay as they are.
+/// Colours the rows of a listing whose items have an `error`. The heading is its first line.
+pub(crate) fn mark_broken(items: &[Value], listing: String) -> String {
+    if items.iter().all(|item| item["error"].is_null()) {
+        return listing;
+    }
+    let paint = AnsiStyle::stdout();
+    let broken = std::iter::once(false).chain(items.iter().map(|item| item["error"].is_string()));
+    let lines = listing.lines().zip(broken).map(|(line, broken)| match broken {
+        true => paint.red(line),
+        false => line.to_owned(),
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Shows a timestamp field in this machine's time zone, in whole seconds; other fields stay as they are.
 fn shorten_timestamp(name: &str, text: &str) -> String {
     let time = name.ends_with("_at") || matches!(name, "ts" | "last_check");
-    match (time, text.split_once('.')) {
-        (true, Some((seconds, _))) => format!("{seconds}Z"),
+    match text.parse::<jiff::Timestamp>() {
+        Ok(moment) if time => local_time(moment, jiff::tz::TimeZone::system()),
         _ => text.to_owned(),
     }
+}
+
+fn local_time(moment: jiff::Timestamp, zone: jiff::tz::TimeZone) -> String {
+    moment.to_zoned(zone).strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
 /// Formats some fields of an object, one a line. Missing and empty fields are left out.
@@ -133,5 +148,38 @@ pub(crate) fn field_text(value: &Value, name: &str) -> String {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_in_the_time_zone_of_the_machine() {
+        let moment = "2026-11-17T16:00:00.123Z".parse().unwrap();
+        let zone = jiff::tz::TimeZone::fixed(jiff::tz::offset(2));
+        assert_eq!(local_time(moment, zone), "2026-11-17 18:00:00");
+        assert_eq!(
+            shorten_timestamp("name", "2026-11-17T16:00:00Z"),
+            "2026-11-17T16:00:00Z"
+        );
+        assert_eq!(shorten_timestamp("created_at", "never"), "never");
+    }
+
+    #[test]
+    fn columns_are_aligned_whatever_the_width_of_characters() {
+        let rows = [
+            vec!["日本語".to_owned(), "1".to_owned()],
+            vec!["ab".to_owned(), "2".to_owned()],
+        ];
+        let table = format_table(&["NAME", "N"], &rows);
+        assert_eq!(table, "NAME    N\n日本語  1\nab      2");
+    }
+
+    #[test]
+    fn rows_with_an_error_keep_their_text() {
+        let items = [serde_json::json!({ "error": "x" }), serde_json::json!({})];
+        assert_eq!(mark_broken(&items, "HEAD\na\nb".into()), "HEAD\na\nb");
     }
 }

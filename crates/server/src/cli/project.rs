@@ -1,6 +1,6 @@
 //! `oubliette project …`: create, list, show, change and delete projects.
 
-use oubliette_protocol::{Result, Scope};
+use oubliette_protocol::{Result, Scope, WorkspacePolicy};
 use serde_json::{Value, json};
 
 use super::{
@@ -82,7 +82,7 @@ pub(crate) struct ProjectSettings {
     /// Network access of its sandboxes: none, proxy or host.
     #[arg(long, value_name = "NETWORK")]
     network: Option<String>,
-    /// The sandbox driver; local is the only one.
+    /// The sandbox driver: the one this server is configured with.
     #[arg(long)]
     driver: Option<String>,
     /// Memory limit of a sandbox, in MiB.
@@ -94,7 +94,7 @@ pub(crate) struct ProjectSettings {
     /// Maximum number of processes in a sandbox.
     #[arg(long, value_name = "N")]
     pids: Option<u64>,
-    /// Maximum size of a workspace, in MiB.
+    /// What a session may have on disk, its workspace included, in MiB.
     #[arg(long, value_name = "MIB")]
     workspace_mb: Option<u64>,
     /// How many levels deep sessions may start further sessions.
@@ -103,6 +103,18 @@ pub(crate) struct ProjectSettings {
     /// Maximum number of active sessions.
     #[arg(long, value_name = "N")]
     max_sessions: Option<u32>,
+    /// Tokens that models may use in a day.
+    #[arg(long, value_name = "N")]
+    tokens_per_day: Option<u64>,
+    /// What models may cost in a day, in US dollars.
+    #[arg(long, value_name = "USD")]
+    cost_usd_per_day: Option<f64>,
+    /// Where sessions work that name no workspace: shared or own.
+    #[arg(long, value_name = "POLICY")]
+    workspaces: Option<WorkspacePolicy>,
+    /// Tool calls an agent may make in a turn.
+    #[arg(long, value_name = "N")]
+    tool_calls_per_turn: Option<u64>,
 }
 
 impl ProjectSettings {
@@ -111,6 +123,7 @@ impl ProjectSettings {
         let mut arguments = json!({});
         set_if_some(&mut arguments, "description", self.description);
         set_if_some(&mut arguments, "agent", self.agent);
+        set_if_some(&mut arguments, "workspaces", self.workspaces);
         if !self.env.is_empty() {
             arguments["env"] = self
                 .env
@@ -134,6 +147,9 @@ impl ProjectSettings {
         let mut limits = json!({});
         set_if_some(&mut limits, "max_depth", self.max_depth);
         set_if_some(&mut limits, "max_sessions", self.max_sessions);
+        set_if_some(&mut limits, "tokens_per_day", self.tokens_per_day);
+        set_if_some(&mut limits, "cost_usd_per_day", self.cost_usd_per_day);
+        set_if_some(&mut limits, "tool_calls_per_turn", self.tool_calls_per_turn);
         for (name, group) in [("sandbox", sandbox), ("limits", limits)] {
             if group != json!({}) {
                 arguments[name] = group;
@@ -145,7 +161,7 @@ impl ProjectSettings {
 
 /// Runs `oubliette project`.
 pub(crate) async fn run(command: ProjectCommand, context: CommandContext) -> Result<()> {
-    let client = ActionClient::connect(&context.home).await?;
+    let client = ActionClient::connect(&context).await?;
     let done = execute(command, &context, &client).await;
     client.close().await;
     done
@@ -229,6 +245,7 @@ fn format_project(project: &Value) -> String {
         "sandbox",
         "limits",
         "default_workspace_id",
+        "workspaces",
         "created_at",
         "updated_at",
     ];

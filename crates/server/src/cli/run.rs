@@ -1,16 +1,18 @@
 //! `oubliette run`: one turn, shown live.
 
-use std::{io::Read as _, time::Duration};
+use std::{collections::VecDeque, io::Read as _, time::Duration};
 
 use oubliette_protocol::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{
     CommandContext, CommandOutcome,
+    approval_prompt::StdinLines,
     client::ActionClient,
+    folder_copy::{choose_folder, copy_into_workspace},
     output::{OutputFormat, print_line},
     resolve::{self, set_if_some},
-    turn::{InterruptSignal, SentMessage, TurnOutcome},
+    turn::{InterruptSignal, LineSource, SentMessage, TurnOutcome, TypedLines},
     turn_display::{TurnDisplay, TurnVerbosity},
 };
 
@@ -34,7 +36,7 @@ pub struct RunArgs {
     #[arg(long, short)]
     project: Option<String>,
     /// Go on with this session, or with the `last` one, instead of starting one.
-    #[arg(long, value_name = "ID", conflicts_with_all = ["agent", "workspace", "new_workspace"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["agent", "workspace", "new_workspace", "here"])]
     session: Option<String>,
     /// Work in this workspace of the project (default: its default one).
     #[arg(long, value_name = "ID", conflicts_with = "new_workspace")]
@@ -42,6 +44,10 @@ pub struct RunArgs {
     /// Work in a new, empty workspace.
     #[arg(long)]
     new_workspace: bool,
+    /// Work on a copy of the present folder, in a new workspace: all but .git and what .gitignore names. Nothing is copied
+    /// back: `oubliette workspace pull` does. In the folder of a git repository a terminal is asked without it.
+    #[arg(long, conflicts_with_all = ["workspace", "new_workspace"])]
+    here: bool,
     /// End the session when the turn is over.
     #[arg(long)]
     end: bool,
@@ -55,21 +61,40 @@ pub struct RunArgs {
 
 /// Runs `oubliette run`.
 pub async fn run(args: RunArgs, context: CommandContext) -> Result<CommandOutcome> {
-    let client = ActionClient::connect_running(&context.home).await?;
+    let client = ActionClient::connect_running(&context).await?;
     let show = match (context.output, args.stream_json, args.quiet) {
         (_, true, _) => TurnVerbosity::JsonEvents,
         (OutputFormat::Json, ..) => TurnVerbosity::Nothing,
         (OutputFormat::Text, false, true) => TurnVerbosity::AgentText,
         (OutputFormat::Text, false, false) => TurnVerbosity::All,
     };
+    let may_ask = show == TurnVerbosity::All
+        && args.prompt != "-"
+        && args.session.is_none()
+        && args.workspace.is_none()
+        && !args.new_workspace;
+    // Before Ctrl-C gets another meaning than ending this command.
+    let folder = choose_folder(args.here, may_ask)?;
     let mut interrupts = InterruptSignal::listen()?;
     let mut display = TurnDisplay::new(show);
     let mut since = -1;
-    let arguments = message_arguments(&args, &client, &mut since).await?;
+    let mut arguments = message_arguments(&args, &client, &mut since).await?;
+    let mut copied = None;
+    if let Some(folder) = &folder {
+        let workspace =
+            copy_into_workspace(&client, &arguments["project_id"], folder, context.output).await?;
+        arguments["workspace_id"] = json!(workspace);
+        copied = Some(workspace);
+    }
     let sent = SentMessage::send(&client, arguments).await?;
     let session = sent.session().to_owned();
+    let (mut lines, mut queued) = (StdinLines::default(), VecDeque::new());
+    let typed = TypedLines {
+        source: LineSource::ForApprovals(&mut lines),
+        queued: &mut queued,
+    };
     let ended = sent
-        .follow(&client, &mut since, &mut display, &mut interrupts, None)
+        .follow(&client, &mut since, &mut display, &mut interrupts, typed)
         .await?;
     let mut session_ended = matches!(ended, TurnOutcome::SessionEnded);
     let result = match ended {
@@ -90,7 +115,11 @@ pub async fn run(args: RunArgs, context: CommandContext) -> Result<CommandOutcom
             }
             Err(Error::conflict("the turn was cancelled"))
         }
-        TurnOutcome::SessionEnded => Err(Error::conflict("the session was ended")),
+        TurnOutcome::SessionEnded | TurnOutcome::Left => Err(Error::conflict("the session was ended")),
+    };
+    let down = match (&result, session_ended) {
+        (Ok(_), false) => servers_down(&client, &session).await,
+        _ => Vec::new(),
     };
     if args.end && !session_ended {
         client
@@ -105,6 +134,14 @@ pub async fn run(args: RunArgs, context: CommandContext) -> Result<CommandOutcom
         }
         Err(error) => return Err(error),
     };
+    if let (Some(workspace), OutputFormat::Text, false) =
+        (&copied, context.output, args.stream_json || args.quiet)
+    {
+        display.print_note(&format!(
+            "the files are in workspace {workspace} · see what changed: oubliette workspace diff {workspace} · get them: \
+             oubliette workspace pull . --workspace {workspace}"
+        ));
+    }
     match (context.output, args.stream_json) {
         (OutputFormat::Json, false) => print_line(&reply.to_string()),
         (OutputFormat::Text, false) if !args.end && !args.quiet => {
@@ -114,7 +151,29 @@ pub async fn run(args: RunArgs, context: CommandContext) -> Result<CommandOutcom
         }
         _ => {}
     }
-    Ok(CommandOutcome::Done)
+    for server in &down {
+        OutputFormat::Text.print_error(server);
+    }
+    Ok(match down.is_empty() {
+        true => CommandOutcome::Done,
+        false => CommandOutcome::Failed,
+    })
+}
+
+/// The tool servers of a session that are down, each as an error: the agent had to do without them.
+async fn servers_down(client: &ActionClient, session: &str) -> Vec<Error> {
+    let Ok(list) = client.call("tool_list", json!({ "session_id": session })).await else {
+        return Vec::new();
+    };
+    let servers = list["servers"].as_array().into_iter().flatten();
+    let down = servers.filter(|server| server["status"] == "red").map(|server| {
+        let why = server["error"].as_str().unwrap_or("it does not run");
+        let id = server["id"].as_str().unwrap_or_default();
+        Error::unavailable(format!(
+            "tool server {id} is down, and the agent worked without it: {why}; `oubliette tool test {id}` tries it"
+        ))
+    });
+    down.collect()
 }
 
 async fn message_arguments(args: &RunArgs, client: &ActionClient, since: &mut i64) -> Result<Value> {

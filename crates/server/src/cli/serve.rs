@@ -1,8 +1,8 @@
 //! `oubliette serve`: runs the server until SIGTERM or SIGINT.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
-use oubliette_protocol::{Error, Result};
+use oubliette_protocol::{Error, ErrorCode, Result};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -11,8 +11,13 @@ use crate::{
     config::{self, ServerConfig},
     doors::mcp::fixtures,
     lifecycle::{self, RunningServer, ServeOptions},
-    logging,
+    logging, reload,
+    restart::{ProgramStart, RESTARTED_VARIABLE},
+    service_manager::ServiceManager,
 };
+
+/// How long a server that starts anew waits before it tries its database again.
+const START_RETRY: Duration = Duration::from_secs(1);
 
 /// Arguments of `serve` and `up`.
 #[derive(Debug, clap::Args)]
@@ -42,6 +47,7 @@ fn parse_listen_arg(text: &str) -> Result<SocketAddr, String> {
 
 /// Reads the configuration, applies the command line's options, and starts logging.
 pub(crate) fn load_settings(args: &ListenArgs, context: &CommandContext) -> Result<ServeOptions> {
+    context.require_home("serve")?;
     let mut config = ServerConfig::load(&context.home.config_path(), &|name| std::env::var(name).ok())?;
     if let Some(listen) = args.listen {
         config.listen = listen;
@@ -74,11 +80,12 @@ pub(crate) async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: C
             fixtures::ENABLE_VARIABLE
         )));
     }
+    let program = ProgramStart::of_this_process();
     let stop = ShutdownSignals::listen()?;
     ensure_not_running(&context).await?;
     let mut settings = load_settings(&args, &context)?;
     settings.config.test_fixtures = test_fixtures;
-    let running = lifecycle::start(settings).await?;
+    let running = start(settings).await?;
     server_url::publish(&running);
     let url = running.url();
     let shape =
@@ -89,15 +96,41 @@ pub(crate) async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: C
             .output
             .print_result(&shape, |_| format!("Oubliette is serving {url}/")),
     }
-    stop.serve_until_signal(running).await;
-    Ok(())
+    match stop.serve_until_signal(running).await? {
+        ServeEnd::Stopped => Ok(()),
+        ServeEnd::Fenced => Err(program.restart().await),
+    }
 }
 
-/// Receives SIGTERM and SIGINT. Installed before the server starts, because it may be told to stop as soon as it is
+/// Starts the server. One that was started anew by itself waits for its database.
+pub(crate) async fn start(settings: ServeOptions) -> Result<RunningServer> {
+    let waits = settings.config.cluster.is_some() && std::env::var_os(RESTARTED_VARIABLE).is_some();
+    loop {
+        match lifecycle::start(settings.clone()).await {
+            Err(error) if waits && error.code == ErrorCode::Unavailable => {
+                tracing::warn!(error = %error.for_log(), "starting anew failed; trying again");
+                tokio::time::sleep(START_RETRY).await;
+            }
+            started => return started,
+        }
+    }
+}
+
+/// How a server that ran has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ServeEnd {
+    /// It was told to stop.
+    Stopped,
+    /// Other servers of its cluster have taken over what it ran: it has to start anew.
+    Fenced,
+}
+
+/// Receives SIGTERM, SIGINT and SIGHUP. Installed before the server starts, because it may be told to stop as soon as it is
 /// seen to be ready.
 pub(crate) struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl ShutdownSignals {
@@ -107,18 +140,70 @@ impl ShutdownSignals {
         Ok(Self {
             terminate: hear(SignalKind::terminate())?,
             interrupt: hear(SignalKind::interrupt())?,
+            hangup: hear(SignalKind::hangup())?,
         })
     }
 
-    /// Lets the server run until a signal comes, then stops it once requests in flight are finished.
-    pub(crate) async fn serve_until_signal(mut self, running: RunningServer) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+    /// Waits for a signal to stop. SIGHUP has the server read its configuration again.
+    async fn wait_for_stop(&mut self, running: &RunningServer) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hangup.recv() => {
+                    reload::reload(&running.app).await;
+                }
+            }
+        }
+    }
+
+    /// Lets the server run until a signal to stop comes, then stops it once requests in flight are finished. SIGHUP has it
+    /// read its configuration again. An error if it had to stop because another server has taken over its database.
+    pub(crate) async fn serve_until_signal(mut self, running: RunningServer) -> Result<ServeEnd> {
+        let manager = ServiceManager::from_env(&|name| std::env::var(name).ok());
+        let outcome = tokio::select! {
+            biased;
+            () = wait_until_fenced(&running) => {
+                // Nothing is finished or written: it is not this server's any more.
+                running.app.sessions.abandon();
+                server_url::remove(&running.app.home);
+                return Ok(ServeEnd::Fenced);
+            }
+            () = self.wait_for_stop(&running) => Ok(ServeEnd::Stopped),
+            () = tell_manager(manager.as_ref(), &running) => Ok(ServeEnd::Stopped),
+            () = running.app.store.wait_until_superseded() => Err(Error::conflict(
+                "another oubliette has taken over the database: this server has stopped; see which of them is to run",
+            )),
+        };
+        if let Err(error) = &outcome {
+            tracing::error!(error = %error.message, "the database belongs to another server");
+        }
+        if let Some(manager) = &manager {
+            manager.stopping();
         }
         tracing::info!("stopping: finishing requests in flight");
         let home = running.app.home.clone();
         running.stop().await;
         server_url::remove(&home);
+        outcome
+    }
+}
+
+/// Waits until this server of a cluster has to start anew; for ever without a cluster.
+async fn wait_until_fenced(running: &RunningServer) {
+    match running.app.store.cluster() {
+        Some(member) => member.wait_until_fenced().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Tells the service manager, if there is one, that the server is ready and then that it is alive. Never ends.
+async fn tell_manager(manager: Option<&ServiceManager>, running: &RunningServer) {
+    match manager {
+        Some(manager) => {
+            manager.ready(&running.url());
+            manager.keep_watchdog_quiet(&running.app).await;
+        }
+        None => std::future::pending().await,
     }
 }

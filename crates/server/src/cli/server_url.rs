@@ -1,12 +1,10 @@
 //! The running server's URL. `--listen` overrides the configuration, so a server writes the URL it really has to a
 //! file in the home.
 
-use std::net::SocketAddr;
-
 use oubliette_home::HomeDir;
 use oubliette_protocol::Result;
 
-use crate::{config::ServerConfig, lifecycle::RunningServer};
+use crate::{config::ServerConfig, lifecycle::RunningServer, server_identity::local_url};
 
 use super::client;
 
@@ -38,18 +36,5 @@ pub(crate) async fn lookup(home: &HomeDir) -> Result<String> {
         return Ok(url.trim().to_owned());
     }
     let config = ServerConfig::load(&home.config_path(), &|name| std::env::var(name).ok())?;
-    Ok(format_url(config.listen, config.tls.is_some()))
-}
-
-fn format_url(listen: SocketAddr, tls: bool) -> String {
-    let host = match listen.ip() {
-        ip if ip.is_unspecified() => "localhost".to_owned(),
-        ip if ip.is_ipv6() => format!("[{ip}]"),
-        ip => ip.to_string(),
-    };
-    format!(
-        "{}://{host}:{}",
-        if tls { "https" } else { "http" },
-        listen.port()
-    )
+    Ok(local_url(config.listen, config.tls.is_some()))
 }

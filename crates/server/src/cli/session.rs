@@ -1,16 +1,19 @@
 //! `oubliette session …`: list, show, follow, message, switch and end sessions.
 
+use std::collections::VecDeque;
+
 use oubliette_protocol::{Error, Result, event::SessionStatus};
 use serde_json::{Value, json};
 
 use super::{
     CommandContext, CommandOutcome,
+    approval_prompt::StdinLines,
     client::ActionClient,
     debug::{self, DebugFollow},
     output::{OutputFormat, field_text, format_fields, format_listing, print_line, try_print_line},
     resolve::{self, set_if_some},
     style::{AnsiStyle, fold_to_line, terminal_width},
-    turn::{InterruptSignal, SentMessage, TurnOutcome},
+    turn::{InterruptSignal, LineSource, SentMessage, TurnOutcome, TypedLines},
     turn_display::{TurnDisplay, TurnVerbosity, format_arguments, format_result},
 };
 
@@ -73,6 +76,15 @@ pub(crate) enum SessionCommand {
         #[arg(required = true)]
         ids: Vec<String>,
     },
+    /// Delete ended sessions, and every session they started, with their logs.
+    Delete {
+        /// The sessions' ids, or last.
+        #[arg(required = true)]
+        ids: Vec<String>,
+        /// Delete their workspaces too.
+        #[arg(long)]
+        workspace: bool,
+    },
     /// Give a session another agent, showing each step.
     Switch {
         /// The session's id, or last.
@@ -98,7 +110,7 @@ pub(crate) enum SessionCommand {
 
 /// Runs `oubliette session`.
 pub(crate) async fn run(command: SessionCommand, context: CommandContext) -> Result<CommandOutcome> {
-    let client = ActionClient::connect_running(&context.home).await?;
+    let client = ActionClient::connect_running(&context).await?;
     let output = context.output;
     match command {
         SessionCommand::List {
@@ -120,15 +132,15 @@ pub(crate) async fn run(command: SessionCommand, context: CommandContext) -> Res
                     ("STATUS", "status"),
                     ("AGENT", "agent"),
                     ("TURN", "turn"),
+                    ("TOKENS", "tokens"),
+                    ("USD", "cost_usd"),
                     ("CREATED", "created_at"),
                     ("TITLE", "title"),
                 ];
                 let none = "No session yet. Start one with `oubliette run \"…\"`.";
-                format_listing(
-                    list["sessions"].as_array().map_or(&[], Vec::as_slice),
-                    &columns,
-                    none,
-                )
+                let mut sessions = list["sessions"].as_array().cloned().unwrap_or_default();
+                sessions.iter_mut().for_each(show_usage);
+                format_listing(&sessions, &columns, none)
             });
         }
         SessionCommand::Get { id } => {
@@ -168,6 +180,17 @@ pub(crate) async fn run(command: SessionCommand, context: CommandContext) -> Res
                 let id = resolve::session_id(&client, &id).await?;
                 let ended = client.call("session_end", json!({ "session_id": id })).await?;
                 output.print_result(&ended, |_| format!("{id} is ended"));
+            }
+        }
+        SessionCommand::Delete { ids, workspace } => {
+            for id in ids {
+                let id = resolve::session_id(&client, &id).await?;
+                let arguments = json!({ "session_id": id, "workspace": workspace });
+                let gone = client.call("session_delete", arguments).await?;
+                output.print_result(&gone, |gone| match gone["workspace_deleted"] == true {
+                    true => format!("{id} and its workspace are deleted"),
+                    false => format!("{id} is deleted"),
+                });
             }
         }
         SessionCommand::Switch { id, agent } => {
@@ -210,6 +233,21 @@ pub(crate) fn format_switch(switched: &Value) -> String {
         field_text(switched, "agent"),
         field_text(switched, "took_ms")
     )
+}
+
+/// Adds what a session used to its row.
+fn show_usage(session: &mut Value) {
+    let usage = &session["usage"];
+    let tokens = ["input_tokens", "output_tokens"].map(|field| usage[field].as_u64().unwrap_or(0));
+    let cost = usage["cost_usd"].as_f64().map(|usd| format!("{usd:.4}"));
+    let mark = if usage["estimated"] == json!(true) {
+        "≈"
+    } else {
+        ""
+    };
+    let tokens = tokens.iter().sum::<u64>();
+    session["tokens"] = json!(format!("{mark}{tokens}"));
+    session["cost_usd"] = json!(cost.map(|usd| format!("{mark}{usd}")));
 }
 
 fn format_session(session: &Value) -> String {
@@ -259,8 +297,13 @@ async fn send_message(
     let mut since = super::run::last_event_index(client, id).await?;
     let mut interrupts = InterruptSignal::listen()?;
     let sent = SentMessage::send(client, arguments).await?;
+    let (mut lines, mut queued) = (StdinLines::default(), VecDeque::new());
+    let typed = TypedLines {
+        source: LineSource::ForApprovals(&mut lines),
+        queued: &mut queued,
+    };
     match sent
-        .follow(client, &mut since, &mut display, &mut interrupts, None)
+        .follow(client, &mut since, &mut display, &mut interrupts, typed)
         .await?
     {
         TurnOutcome::Completed { reply } => {
@@ -271,7 +314,7 @@ async fn send_message(
         }
         TurnOutcome::Cancelled { .. } => Err(Error::conflict("the turn was cancelled")),
         TurnOutcome::Failed(error) => Err(error),
-        TurnOutcome::SessionEnded => Err(Error::conflict("the session was ended")),
+        TurnOutcome::SessionEnded | TurnOutcome::Left => Err(Error::conflict("the session was ended")),
     }
 }
 
@@ -354,9 +397,13 @@ async fn follow_events(client: &ActionClient, id: &str, since: i64, output: Outp
     ))
 }
 
-/// Formats an event as one line: index, time, type, description.
+/// Formats an event as one line of the terminal.
 fn format_event_line(event: &Value) -> String {
-    let paint = AnsiStyle::stdout();
+    format_event(event, AnsiStyle::stdout(), terminal_width())
+}
+
+/// Formats an event as one line: index, time, type, description, cut to about this many columns.
+pub(crate) fn format_event(event: &Value, paint: AnsiStyle, width: usize) -> String {
     let text = |name: &str| field_text(event, name);
     let kind = event["type"].as_str().unwrap_or("?");
     let said = match kind {
@@ -399,7 +446,7 @@ fn format_event_line(event: &Value) -> String {
         "error" => paint.red(&padded),
         _ => paint.cyan(&padded),
     };
-    let room = terminal_width().saturating_sub(42).max(30);
+    let room = width.saturating_sub(42).max(30);
     let line = format!(
         "{:>5} {} {kind} {}",
         text("index"),

@@ -1,6 +1,10 @@
 //! Terminal colours and width, and removal of control characters from text that others wrote.
 
-use std::{borrow::Cow, io::IsTerminal as _};
+use std::{borrow::Cow, io::IsTerminal as _, time::Duration};
+
+use unicode_width::UnicodeWidthChar as _;
+
+pub(crate) use crate::hidden_chars::is_hidden_char;
 
 /// Wraps text in ANSI colour codes; leaves it alone when the output is not a terminal or colours are off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +25,22 @@ impl AnsiStyle {
         Self {
             enabled: std::io::stderr().is_terminal() && colour_wanted(),
         }
+    }
+
+    /// Whether text is coloured.
+    pub(crate) fn is_enabled(self) -> bool {
+        self.enabled
+    }
+
+    /// Never coloured.
+    pub(crate) fn plain() -> Self {
+        Self { enabled: false }
+    }
+
+    /// Always coloured.
+    #[cfg(test)]
+    pub(crate) fn coloured() -> Self {
+        Self { enabled: true }
     }
 
     fn wrap(self, code: &str, text: &str) -> String {
@@ -55,6 +75,14 @@ impl AnsiStyle {
         self.wrap("33", text)
     }
 
+    /// Bold, italic, underlined and struck text, or code, as Markdown marks it.
+    pub(crate) fn codes(self, codes: &str, text: &str) -> String {
+        match codes.is_empty() {
+            true => text.to_owned(),
+            false => self.wrap(codes, text),
+        }
+    }
+
     /// Cyan: names and kinds.
     pub(crate) fn cyan(self, text: &str) -> String {
         self.wrap("36", text)
@@ -78,31 +106,88 @@ pub(crate) fn terminal_width() -> usize {
     }
 }
 
-/// Removes what would act on the terminal: control characters other than newline and tab, and the Unicode marks
-/// that change the direction of writing. Applied to all text from agents, tools and definitions.
+/// Removes what would act on the terminal or could not be seen ([`is_hidden_char`]). Applied to all text from agents,
+/// tools and definitions.
 pub(crate) fn strip_control_chars(text: &str) -> Cow<'_, str> {
-    let harmful = |c: char| {
-        (c.is_control() && c != '\n' && c != '\t')
-            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
-    };
-    match text.contains(harmful) {
-        true => Cow::Owned(text.replace("\r\n", "\n").replace(harmful, "")),
+    match text.contains(is_hidden_char) {
+        true => Cow::Owned(text.replace("\r\n", "\n").replace(is_hidden_char, "")),
         false => Cow::Borrowed(text),
     }
 }
 
-/// Folds text to one line of at most `most` characters: runs of white space become one space, a cut ends in `…`.
+/// How many columns a text takes in the terminal, without colour codes in it.
+pub(crate) fn display_width(text: &str) -> usize {
+    text.chars().map(char_width).sum()
+}
+
+/// How many columns a character takes in the terminal.
+pub(crate) fn char_width(c: char) -> usize {
+    c.width().unwrap_or(0)
+}
+
+/// Folds text to one line of at most `most` characters and columns: runs of white space become one space, a cut ends in `…`.
 pub(crate) fn fold_to_line(text: &str, most: usize) -> String {
+    let mut line = String::new();
+    let (mut chars, mut columns) = (0, 0);
     let text = strip_control_chars(text);
     let words = text.split_whitespace().enumerate();
-    let mut letters = words.flat_map(|(n, word)| (n > 0).then_some(' ').into_iter().chain(word.chars()));
-    let mut line: String = letters.clone().take(most).collect();
-    if letters.nth(most).is_some() {
-        line.pop();
-        line.truncate(line.trim_end().len());
-        line.push('…');
+    let letters = words.flat_map(|(n, word)| (n > 0).then_some(' ').into_iter().chain(word.chars()));
+    for letter in letters {
+        let width = char_width(letter);
+        if chars == most || columns + width > most {
+            while chars >= most || columns >= most {
+                let Some(last) = line.pop() else { break };
+                chars -= 1;
+                columns -= char_width(last);
+            }
+            line.truncate(line.trim_end().len());
+            line.push('…');
+            return line;
+        }
+        line.push(letter);
+        (chars, columns) = (chars + 1, columns + width);
     }
     line
+}
+
+/// The text in exactly this many columns: cut, or with spaces after it.
+pub(crate) fn pad(text: &str, width: usize) -> String {
+    let text = fold_to_line(text, width);
+    let missing = width.saturating_sub(display_width(&text));
+    format!("{text}{}", " ".repeat(missing))
+}
+
+/// A number of things in words, such as `1 session` or `2 sessions`.
+pub(crate) fn plural(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number of tokens in few characters, such as `950`, `12.3k` or `4.5M`.
+pub(crate) fn short_count(count: u64) -> String {
+    match count {
+        0..=999 => count.to_string(),
+        1_000..=999_949 => format!("{:.1}k", count as f64 / 1e3),
+        _ => format!("{:.1}M", count as f64 / 1e6),
+    }
+}
+
+/// A duration in few characters, such as `0.3s`, `42s`, `3m05s` or `2d03h`.
+pub(crate) fn short_duration(duration: Duration) -> String {
+    match duration.as_secs() {
+        0..=9 => format!("{:.1}s", duration.as_secs_f64()),
+        seconds @ 10..=59 => format!("{seconds}s"),
+        seconds @ 60..=3599 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        seconds @ 3600..=86_399 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        seconds => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// Seconds as a short duration, without a fraction.
+pub(crate) fn age_text(seconds: u64) -> String {
+    match seconds {
+        0..=9 => format!("{seconds}s"),
+        _ => short_duration(Duration::from_secs(seconds)),
+    }
 }
 
 #[cfg(test)]
@@ -114,6 +199,24 @@ mod tests {
     fn control_characters_are_removed() {
         assert_eq!(strip_control_chars("a\x1b[2Jb\r\n\tc\u{202e}d"), "a[2Jb\n\tcd");
         assert_eq!(strip_control_chars("plain"), "plain");
+        assert_eq!(
+            strip_control_chars("a\u{200b}b\u{feff}c\u{2066}d\u{9b}31m"),
+            "abcd31m"
+        );
+    }
+
+    #[test]
+    fn durations_are_short() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (42, "42s"),
+            (185, "3m05s"),
+            (3_660, "1h01m"),
+            (183_600, "2d03h"),
+        ] {
+            assert_eq!(age_text(seconds), text);
+        }
+        assert_eq!(short_duration(Duration::from_millis(300)), "0.3s");
     }
 
     #[test]
@@ -124,13 +227,17 @@ mod tests {
         assert_eq!(fold_to_line("", 5), "");
         assert_eq!(fold_to_line("ab c", 2), "a…");
         assert_eq!(fold_to_line("ab", 2), "ab");
+        // A wide character takes two columns.
+        assert_eq!(fold_to_line("日本語", 6), "日本語");
+        assert_eq!(fold_to_line("日本語", 5), "日本…");
+        assert_eq!(fold_to_line(&"n".repeat(10_000), 12).chars().count(), 12);
     }
 
     proptest! {
         #[test]
         fn a_folded_line_fits(text in "\\PC{0,80}", most in 1usize..40) {
             let folded = fold_to_line(&text, most);
-            prop_assert!(folded.chars().count() <= most, "{folded:?}");
+            prop_assert!(folded.chars().count() <= most && display_width(&folded) <= most, "{folded:?}");
             prop_assert!(!folded.contains('\n'));
         }
     }

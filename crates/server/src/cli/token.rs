@@ -46,7 +46,7 @@ fn parse_duration(text: &str) -> Result<HumanDuration, String> {
 
 /// Runs `oubliette token`.
 pub(crate) async fn run(token: TokenCommand, context: CommandContext) -> Result<()> {
-    let client = ActionClient::connect(&context.home).await?;
+    let client = ActionClient::connect(&context).await?;
     let done = execute(token, &context, &client).await;
     client.close().await;
     done

@@ -10,9 +10,8 @@ use super::{
     CommandContext, CommandOutcome,
     client::ActionClient,
     explain, files,
-    import::{self, ImportOptions},
     output::{field_text, format_listing, format_table, pretty_json},
-    resolve,
+    program, resolve,
     style::{AnsiStyle, fold_to_line, strip_control_chars},
 };
 
@@ -44,15 +43,24 @@ pub(crate) enum ToolCommand {
         #[arg(long)]
         id: Option<String>,
     },
-    /// Add the MCP servers of another client's configuration (an mcpServers block).
+    /// Add a tool server by the command that starts it, or the servers of another client's configuration.
     #[command(
-        after_help = "Takes the files of Claude, Cursor, VS Code, OpenCode and Gemini as they are.\n\nExamples:\n  \
+        after_help = "npx, uvx, bunx and pipx commands become programs: pinned to the version found, installed once, and \
+        tested.\nTakes the files of Claude, Cursor, VS Code, OpenCode and Gemini as they are.\n\nExamples:\n  \
+        oubliette tool add -- npx -y @modelcontextprotocol/server-everything\n  \
         oubliette tool add ~/.cursor/mcp.json\n  \
-        echo '{\"mcpServers\":{\"time\":{\"command\":\"uvx\",\"args\":[\"mcp-server-time\"]}}}' | oubliette tool add - --network proxy"
+        echo '{\"mcpServers\":{\"time\":{\"command\":\"uvx\",\"args\":[\"mcp-server-time\"]}}}' | oubliette tool add -"
     )]
     Add {
         /// A JSON file, or - for stdin.
-        file: PathBuf,
+        #[arg(required_unless_present = "command", conflicts_with = "command")]
+        file: Option<PathBuf>,
+        /// The command that starts a server, after --.
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<String>,
+        /// The id of the command's entry (default: the last part of the package's name).
+        #[arg(long, requires = "command")]
+        id: Option<String>,
         /// Network access of the servers that are started: none (the default), proxy or host.
         #[arg(long, value_parser = parse_enum::<NetworkAccess>, value_name = "NETWORK")]
         network: Option<NetworkAccess>,
@@ -62,6 +70,9 @@ pub(crate) enum ToolCommand {
         /// Replace entries with the same id.
         #[arg(long)]
         replace: bool,
+        /// Do not start the new programs to see whether they work.
+        #[arg(long)]
+        no_test: bool,
     },
     /// Start a catalog entry in a temporary workspace, list its tools and the time it took.
     Test {
@@ -80,6 +91,9 @@ pub(crate) enum ToolCommand {
         /// Start no servers: answer from the definitions alone.
         #[arg(long)]
         no_start: bool,
+        /// Say it for a call with these arguments too: a JSON object; - reads it from stdin.
+        #[arg(long, value_name = "JSON")]
+        arguments: Option<String>,
     },
     /// Call a tool of a session, with the same checks as a call by its agent.
     #[command(after_help = "Example: oubliette tool call last read '{\"path\": \"README.md\"}'")]
@@ -122,14 +136,22 @@ pub(crate) async fn run(command: ToolCommand, context: CommandContext) -> Result
             tool,
             session,
             no_start,
+            arguments,
         } => {
-            let asked = explain::explain_tool(&agent, &tool, session.as_deref(), no_start, &context);
-            asked.await.map(|()| CommandOutcome::Done)
+            let question = explain::ExplainQuestion {
+                agent: &agent,
+                tool: &tool,
+                session: session.as_deref(),
+                no_start,
+                arguments: arguments.as_deref(),
+            };
+            let explained = explain::explain_tool(question, &context).await;
+            explained.map(|()| CommandOutcome::Done)
         }
         ToolCommand::Call { .. }
         | ToolCommand::Restart { .. }
         | ToolCommand::List { session: Some(_), .. } => {
-            let client = ActionClient::connect_running(&context.home).await?;
+            let client = ActionClient::connect_running(&context).await?;
             execute(command, &context, &client).await
         }
         ToolCommand::List { .. }
@@ -137,7 +159,7 @@ pub(crate) async fn run(command: ToolCommand, context: CommandContext) -> Result
         | ToolCommand::Put { .. }
         | ToolCommand::Add { .. }
         | ToolCommand::Delete { .. } => {
-            let client = ActionClient::connect(&context.home).await?;
+            let client = ActionClient::connect(&context).await?;
             let done = execute(command, &context, &client).await;
             client.close().await;
             done
@@ -199,33 +221,35 @@ async fn execute(
         }
         ToolCommand::Add {
             file,
+            command,
+            id,
             network,
             isolation,
             replace,
+            no_test,
         } => {
-            let block = files::read_json_object(&file)?;
-            add_servers(
-                &block,
-                ImportOptions { network, isolation },
-                replace,
-                context,
-                client,
-            )
-            .await?;
+            let mut arguments = json!({ "replace": replace, "test": !no_test });
+            match file {
+                Some(file) => arguments["servers"] = files::read_json_object(&file)?,
+                None => arguments["command"] = json!(command),
+            }
+            for (name, given) in [
+                ("id", id.map(|id| json!(id))),
+                ("network", network.map(|network| json!(network))),
+                ("isolation", isolation.map(|isolation| json!(isolation))),
+            ] {
+                if let Some(value) = given {
+                    arguments[name] = value;
+                }
+            }
+            return add_servers(arguments, context, client).await;
         }
         ToolCommand::Call {
             session,
             tool,
             arguments,
         } => {
-            let arguments: Value = match arguments.as_str() {
-                "-" => files::read_json_object("-".as_ref())?,
-                text => serde_json::from_str(text).map_err(|e| {
-                    Error::invalid(format!(
-                        "the arguments are not JSON: {e}; quote them as '{{\"name\": \"value\"}}'"
-                    ))
-                })?,
-            };
+            let arguments = files::read_arguments(&arguments)?;
             let id = resolve::session_id(client, &session).await?;
             let call = json!({ "session_id": id, "tool": tool, "arguments": arguments });
             let result = client.call("tool_call", call).await?;
@@ -260,60 +284,53 @@ async fn execute(
     Ok(CommandOutcome::Done)
 }
 
-/// Adds every server of another client's configuration to the catalog. All are checked before any is written.
+/// Adds tool servers to the catalog, and says what became of them.
 async fn add_servers(
-    block: &Value,
-    options: ImportOptions,
-    replace: bool,
+    arguments: Value,
     context: &CommandContext,
     client: &ActionClient,
-) -> Result<()> {
-    let pasted = import::import_servers(block, options)?;
-    if !replace {
-        let there = client.list("catalog_list", "entries", json!({}), None).await?;
-        let there = there["entries"].as_array().map_or(&[][..], Vec::as_slice);
-        let taken: Vec<&str> = pasted
-            .iter()
-            .map(|p| p.id.as_str())
-            .filter(|id| there.iter().any(|e| e["id"] == *id))
-            .collect();
-        if !taken.is_empty() {
-            return Err(Error::conflict(format!(
-                "the catalog has {} already; nothing was added. Give --replace to replace",
-                taken.join(", ")
-            )));
+) -> Result<CommandOutcome> {
+    let output = context.output;
+    let added = program::call_with_progress(client, "tool_add", arguments, output).await?;
+    let rows = |field: &str| added[field].as_array().cloned().unwrap_or_default();
+    let (entries, tests) = (rows("entries"), rows("tests"));
+    output.print_result(&added, |_| {
+        let ids: Vec<String> = entries.iter().map(|entry| field_text(entry, "id")).collect();
+        let mut lines = vec![format!("added {}", ids.join(", "))];
+        for test in tests.iter().filter(|test| test["ok"] == true) {
+            let tools = test["tools"].as_array().map_or(0, Vec::len);
+            lines.push(format!(
+                "{} {} was ready in {} ms with {tools} tools",
+                AnsiStyle::stdout().green("✓"),
+                field_text(test, "id"),
+                test["took_ms"]
+            ));
         }
-    }
-    let mut entries = Vec::new();
-    for one in &pasted {
-        entries.push(
-            client
-                .call(
-                    "catalog_put",
-                    json!({ "id": one.id, "definition": one.definition }),
-                )
-                .await?,
+        lines.join("\n")
+    });
+    program::print_notes(&added, output);
+    let failed: Vec<&Value> = tests.iter().filter(|test| test["ok"] != true).collect();
+    for test in &failed {
+        eprintln!(
+            "{} {} is in the catalog, but could not be started: {}",
+            AnsiStyle::stderr().red("error:"),
+            field_text(test, "id"),
+            strip_control_chars(&field_text(test, "error"))
         );
     }
-    let notes: Vec<String> = pasted
+    let untested = entries
         .iter()
-        .flat_map(|p| p.notes.iter().map(|note| format!("{}: {note}", p.id)))
-        .collect();
-    context
-        .output
-        .print_result(&json!({ "entries": entries, "notes": notes }), |_| {
-            let ids: Vec<&str> = pasted.iter().map(|p| p.id.as_str()).collect();
-            format!("added {}", ids.join(", "))
-        });
-    for note in &notes {
-        context.output.print_hint(note);
+        .find(|entry| !tests.iter().any(|test| test["id"] == entry["id"]));
+    if let Some(entry) = untested {
+        output.print_hint(&format!(
+            "try it with: oubliette tool test {}",
+            field_text(entry, "id")
+        ));
     }
-    if let Some(first) = pasted.first() {
-        context
-            .output
-            .print_hint(&format!("try it with: oubliette tool test {}", first.id));
-    }
-    Ok(())
+    Ok(match failed.is_empty() {
+        true => CommandOutcome::Done,
+        false => CommandOutcome::Failed,
+    })
 }
 
 /// Formats the answer of `catalog_list` as a table; entries with a broken edit show its error.
@@ -328,7 +345,10 @@ fn format_catalog(list: &Value) -> String {
                     .into_iter()
                     .flatten()
                     .filter_map(Value::as_str);
-                std::iter::once(definition["command"].as_str().unwrap_or_default())
+                let program = ["npm", "pypi"]
+                    .iter()
+                    .find_map(|registry| definition["program"][registry].as_str());
+                std::iter::once(program.or(definition["command"].as_str()).unwrap_or_default())
                     .chain(args)
                     .collect::<Vec<_>>()
                     .join(" ")
@@ -337,7 +357,8 @@ fn format_catalog(list: &Value) -> String {
             _ => field_text(&definition, "endpoint"),
         };
         entry["what"] = match entry["error"].as_str() {
-            Some(error) => json!(format!("broken edit: {error}")),
+            Some(error) if entry["usable"] == false => json!(format!("✗ broken, not in use: {error}")),
+            Some(error) => json!(format!("✗ broken edit: {error}")),
             None => json!(what),
         };
         entry["description"] = definition["description"].clone();

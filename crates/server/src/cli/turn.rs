@@ -1,17 +1,22 @@
 //! Sends a message and follows its turn to the end, handling Ctrl-C and lines typed meanwhile.
 
+use std::{collections::VecDeque, time::Duration};
+
 use oubliette_protocol::{Error, ErrorCode, Result};
 use serde_json::{Value, json};
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
-};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
+    approval_prompt::{ApprovalPrompt, StdinLines},
     client::ActionClient,
     output::field_text,
+    style::fold_to_line,
     turn_display::{SPINNER_INTERVAL, TurnDisplay},
+    turn_keys::{TurnKeys, TypedInput},
 };
+
+/// How often a turn that runs asks what the session has used.
+const USAGE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Receives SIGINT (Ctrl-C) in place of its default action, which would end the process.
 pub(crate) struct InterruptSignal(Signal);
@@ -20,6 +25,11 @@ impl InterruptSignal {
     /// Installs the handler.
     pub(crate) fn listen() -> Result<Self> {
         signal(SignalKind::interrupt()).map(Self).map_err(Error::internal)
+    }
+
+    /// Forgets a Ctrl-C that came while nobody waited for one.
+    pub(crate) async fn clear(&mut self) {
+        while tokio::time::timeout(Duration::ZERO, self.next()).await.is_ok() {}
     }
 
     /// Waits for the next Ctrl-C.
@@ -48,6 +58,8 @@ pub(crate) enum TurnOutcome {
     Failed(Error),
     /// Ctrl-C was pressed twice, and the session was ended.
     SessionEnded,
+    /// Ctrl-C was pressed twice; the session stays, and its turn is being cancelled.
+    Left,
 }
 
 /// A message the server has accepted, and the turn it got.
@@ -75,76 +87,223 @@ impl SentMessage {
     }
 
     /// Shows the turn's events until it ends. `since` is the index of the last event shown, and is advanced.
-    /// With `typed`, lines typed meanwhile are read: `/cancel` cancels the turn, any other line is queued.
+    /// While a call waits for approval, typed lines answer that. Unless they are read for approvals only: `/cancel` cancels
+    /// the turn, `/queue` shows what waits, any other line is queued.
     pub(crate) async fn follow(
         self,
         client: &ActionClient,
         since: &mut i64,
         display: &mut TurnDisplay,
         interrupts: &mut InterruptSignal,
-        mut typed: Option<&mut TypedLines<'_>>,
+        typed: TypedLines<'_>,
+    ) -> Result<TurnOutcome> {
+        display.begin_turn();
+        let mut typed = typed;
+        let ended = self
+            .follow_events(client, since, display, interrupts, &mut typed)
+            .await;
+        display.end_turn();
+        ended
+    }
+
+    async fn follow_events(
+        &self,
+        client: &ActionClient,
+        since: &mut i64,
+        display: &mut TurnDisplay,
+        interrupts: &mut InterruptSignal,
+        typed: &mut TypedLines<'_>,
     ) -> Result<TurnOutcome> {
         let path = format!("/api/sessions/{}/events?since_index={since}", self.session);
         let mut events = client.follow(&path).await?;
         let mut tick = tokio::time::interval(SPINNER_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut usage = Box::pin(read_status(client, &self.session, Duration::ZERO));
         let mut progress = TurnProgress {
-            sent: &self,
+            sent: self,
             begun: false,
             error: None,
         };
         let mut interrupt_count = 0;
-        display.begin_turn();
+        let (mut prompt, mut input_ended) = (ApprovalPrompt::default(), false);
+        typed.show(display);
+        if *since >= 0 {
+            let asked = json!({ "session_id": self.session, "status": "pending" });
+            prompt.ask_about_waiting(&client.call("approval_list", asked).await?, display);
+        }
         loop {
-            let line = async {
-                match typed.as_mut() {
-                    Some(typed) => typed.lines.recv().await,
-                    None => None,
-                }
-            };
-            tokio::select! {
+            let reads = !input_ended && (typed.reads_always() || prompt.is_asking());
+            let interrupted = tokio::select! {
                 event = events.next() => {
                     let Some(event) = event? else {
-                        display.end_line();
                         return Err(server_stopped_error(&self.session));
                     };
                     *since = event["index"].as_i64().unwrap_or(*since);
                     display.show_event(&event);
+                    prompt.observe(&event, display);
+                    if input_ended {
+                        prompt.point_elsewhere(display);
+                    }
                     if let Some(ended) = progress.observe(&event) {
-                        display.end_line();
                         return ended.into_outcome(client, interrupt_count > 0).await;
                     }
+                    false
                 }
-                () = interrupts.next() => {
-                    interrupt_count += 1;
-                    if interrupt_count > 1 {
-                        display.print_note("ending the session");
-                        client.call("session_end", json!({ "session_id": self.session })).await?;
-                        return Ok(TurnOutcome::SessionEnded);
+                () = interrupts.next() => true,
+                input = typed.next(), if reads => match input {
+                    TypedInput::Interrupt => true,
+                    TypedInput::Changed => {
+                        typed.show(display);
+                        display.redraw();
+                        false
                     }
-                    display.print_note("cancelling the turn; Ctrl-C again ends the session");
-                    client.call("session_cancel", json!({ "session_id": self.session })).await?;
-                }
-                Some(line) = line => match (line.trim(), typed.as_mut()) {
-                    ("/cancel", _) => {
-                        display.print_note("cancelling the turn");
-                        client.call("session_cancel", json!({ "session_id": self.session })).await?;
+                    TypedInput::End => {
+                        input_ended = true;
+                        prompt.point_elsewhere(display);
+                        false
                     }
-                    (_, Some(typed)) => typed.queued.push_back(line),
-                    (_, None) => {}
+                    TypedInput::Line(line) => {
+                        typed.show(display);
+                        match line.trim() {
+                            "/cancel" => {
+                                display.print_note("cancelling the turn");
+                                client.call("session_cancel", json!({ "session_id": self.session })).await?;
+                            }
+                            _ if prompt.is_asking() => prompt.answer(&line, client, display).await?,
+                            "" => {}
+                            "/queue" => typed.print_queued(display),
+                            "/queue clear" => {
+                                typed.queued.clear();
+                                typed.print_queued(display);
+                            }
+                            _ => typed.queue(line, display),
+                        }
+                        false
+                    }
                 },
-                _ = tick.tick(), if display.has_spinner() => display.advance_spinner(),
+                session = &mut usage, if display.has_spinner() => {
+                    if let (Some(session), Some(status)) = (session, display.status_mut()) {
+                        status.observe_session(&session);
+                    }
+                    usage = Box::pin(read_status(client, &self.session, USAGE_INTERVAL));
+                    false
+                }
+                // Not while a question is open that the terminal shows the answer to: it would write over it.
+                _ = tick.tick(), if display.has_spinner() && (!prompt.is_asking() || typed.shows_input()) => {
+                    display.advance_spinner();
+                    false
+                }
+            };
+            if !interrupted {
+                continue;
             }
+            interrupt_count += 1;
+            match (interrupt_count, typed.second_interrupt()) {
+                (1, SecondInterrupt::EndsSession) => {
+                    display.print_note("cancelling the turn; Ctrl-C again ends the session");
+                }
+                (1, SecondInterrupt::Leaves) => {
+                    display.print_note("cancelling the turn; Ctrl-C again leaves");
+                }
+                (_, SecondInterrupt::EndsSession) => {
+                    display.print_note("ending the session");
+                    client
+                        .call("session_end", json!({ "session_id": self.session }))
+                        .await?;
+                    return Ok(TurnOutcome::SessionEnded);
+                }
+                (_, SecondInterrupt::Leaves) => return Ok(TurnOutcome::Left),
+            }
+            client
+                .call("session_cancel", json!({ "session_id": self.session }))
+                .await?;
         }
     }
 }
 
+/// What `session_get` says after this long; none if it fails, which the turn itself will show.
+async fn read_status(client: &ActionClient, session: &str, after: Duration) -> Option<Value> {
+    tokio::time::sleep(after).await;
+    client
+        .call("session_get", json!({ "session_id": session }))
+        .await
+        .ok()
+}
+
 /// Where lines typed during a turn come from, and where they go.
 pub(crate) struct TypedLines<'a> {
-    /// Lines of stdin.
-    pub lines: &'a mut mpsc::Receiver<String>,
+    /// What is read.
+    pub source: LineSource<'a>,
     /// Lines to handle when the turn has ended.
-    pub queued: &'a mut std::collections::VecDeque<String>,
+    pub queued: &'a mut VecDeque<String>,
+}
+
+/// What typed lines are read from, and when.
+pub(crate) enum LineSource<'a> {
+    /// Lines of stdin, while a call waits for approval.
+    ForApprovals(&'a mut StdinLines),
+    /// Lines of stdin, all the time.
+    Always(&'a mut StdinLines),
+    /// Keys of a terminal in raw mode, all the time.
+    Keys(&'a mut TurnKeys),
+}
+
+/// What Ctrl-C does while the turn is being cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SecondInterrupt {
+    EndsSession,
+    Leaves,
+}
+
+impl TypedLines<'_> {
+    fn reads_always(&self) -> bool {
+        !matches!(self.source, LineSource::ForApprovals(_))
+    }
+
+    /// Whether the footer shows what is typed; else the terminal does.
+    fn shows_input(&self) -> bool {
+        matches!(self.source, LineSource::Keys(_))
+    }
+
+    fn second_interrupt(&self) -> SecondInterrupt {
+        match self.source {
+            LineSource::Keys(_) => SecondInterrupt::Leaves,
+            LineSource::Always(_) | LineSource::ForApprovals(_) => SecondInterrupt::EndsSession,
+        }
+    }
+
+    /// Cancel-safe.
+    async fn next(&mut self) -> TypedInput {
+        match &mut self.source {
+            LineSource::Keys(keys) => keys.next().await,
+            LineSource::Always(lines) | LineSource::ForApprovals(lines) => match lines.next().await {
+                Some(line) => TypedInput::Line(line),
+                None => TypedInput::End,
+            },
+        }
+    }
+
+    fn show(&self, display: &mut TurnDisplay) {
+        if let LineSource::Keys(keys) = &self.source {
+            display.show_input(Some(keys.typed()));
+        }
+    }
+
+    fn queue(&mut self, line: String, display: &mut TurnDisplay) {
+        if self.shows_input() {
+            display.print_note(&format!("queued: {}", fold_to_line(&line, 120)));
+        }
+        self.queued.push_back(line);
+    }
+
+    fn print_queued(&self, display: &mut TurnDisplay) {
+        if self.queued.is_empty() {
+            display.print_note("nothing is queued");
+        }
+        for (line, place) in self.queued.iter().zip(1..) {
+            display.print_note(&format!("{place}. {}", fold_to_line(line, 120)));
+        }
+    }
 }
 
 /// Finds the end of one message's turn in the events of its session.

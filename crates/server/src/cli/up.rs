@@ -3,17 +3,24 @@
 use oubliette_protocol::Result;
 use serde_json::{Value, json};
 
-use super::{CommandContext, mcp_config::TOKEN_PLACEHOLDER, serve, server_url};
-use crate::{app::App, doors::net, first_run, lifecycle};
+use super::{
+    CommandContext,
+    mcp_config::TOKEN_PLACEHOLDER,
+    serve::{self, ServeEnd},
+    server_url,
+};
+use crate::{app::App, doors::net, first_run, lifecycle, restart::ProgramStart};
 
 /// Runs `oubliette up`.
 pub(crate) async fn run(args: serve::ListenArgs, context: CommandContext) -> Result<()> {
+    let program = ProgramStart::of_this_process();
     let stop = serve::ShutdownSignals::listen()?;
     serve::ensure_not_running(&context).await?;
+    context.require_home("up")?;
     first_run::create_home(&context.home)?;
     let settings = serve::load_settings(&args, &context)?;
     let token = populate_new_home(&settings).await?;
-    let running = lifecycle::start(settings).await?;
+    let running = serve::start(settings).await?;
     server_url::publish(&running);
     let url = running.url();
     let config = mcp_client_config(&url, token.as_deref().unwrap_or(TOKEN_PLACEHOLDER));
@@ -41,8 +48,10 @@ pub(crate) async fn run(args: serve::ListenArgs, context: CommandContext) -> Res
              Try it in another terminal:  oubliette{flag} run --agent demo \"Show me around\"\n"
         )
     });
-    stop.serve_until_signal(running).await;
-    Ok(())
+    match stop.serve_until_signal(running).await? {
+        ServeEnd::Stopped => Ok(()),
+        ServeEnd::Fenced => Err(program.restart().await),
+    }
 }
 
 /// Creates samples and the admin token in a new home, before the server accepts requests. Returns the token if one
@@ -51,7 +60,7 @@ async fn populate_new_home(settings: &lifecycle::ServeOptions) -> Result<Option<
     if settings.home.admin_token_path().exists() {
         return Ok(None);
     }
-    drop(net::bind(settings.config.listen).await?);
+    drop(net::bind(settings.config.listen, &settings.home).await?);
     let app = App::open(settings.home.clone(), settings.config.clone()).await?;
     let token = first_run::populate(&app).await;
     app.close().await;

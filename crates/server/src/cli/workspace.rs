@@ -1,5 +1,7 @@
 //! `oubliette workspace …`: create, list, compare and delete workspaces.
 
+use std::path::PathBuf;
+
 use oubliette_protocol::Result;
 use serde_json::json;
 
@@ -9,6 +11,7 @@ use super::{
     output::{field_text, format_fields, format_listing},
     resolve::{self, parse_variable, set_if_some},
     style::{AnsiStyle, strip_control_chars},
+    workspace_sync::{self, WorkspaceSelector},
 };
 
 /// Create, list, compare and delete workspaces: the folders sessions work in.
@@ -44,6 +47,24 @@ pub(crate) enum WorkspaceCommand {
         #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
         env: Vec<(String, String)>,
     },
+    /// Copy a folder of this machine into a workspace: all but .git and what .gitignore names. Files of the same name are
+    /// replaced, others stay.
+    Push {
+        /// The folder.
+        dir: PathBuf,
+        /// Which workspace.
+        #[command(flatten)]
+        selector: WorkspaceSelector,
+    },
+    /// Copy a workspace into a folder of this machine: all but .git and what .gitignore names. Files of the same name are
+    /// replaced, others stay.
+    Pull {
+        /// The folder; made if it is missing.
+        dir: PathBuf,
+        /// Which workspace.
+        #[command(flatten)]
+        selector: WorkspaceSelector,
+    },
     /// Show what changed in a workspace, as a git diff.
     Diff {
         /// Its id.
@@ -58,7 +79,13 @@ pub(crate) enum WorkspaceCommand {
 
 /// Runs `oubliette workspace`.
 pub(crate) async fn run(command: WorkspaceCommand, context: CommandContext) -> Result<()> {
-    let client = ActionClient::connect(&context.home).await?;
+    let client = match &command {
+        // Files go through a server's doors.
+        WorkspaceCommand::Push { .. } | WorkspaceCommand::Pull { .. } => {
+            ActionClient::connect_running(&context).await?
+        }
+        _ => ActionClient::connect(&context).await?,
+    };
     let done = execute(command, &context, &client).await;
     client.close().await;
     done
@@ -133,6 +160,29 @@ async fn execute(command: WorkspaceCommand, context: &CommandContext, client: &A
                 )
             });
         }
+        WorkspaceCommand::Push { dir, selector } => {
+            let workspace = selector.resolve(client).await?;
+            let pushed = workspace_sync::push(client, &dir, &workspace, output).await?;
+            output.print_result(&pushed, |pushed| {
+                format!(
+                    "{} files are in workspace {workspace}",
+                    field_text(pushed, "files")
+                )
+            });
+        }
+        WorkspaceCommand::Pull { dir, selector } => {
+            let workspace = selector.resolve(client).await?;
+            let pulled = workspace_sync::pull(client, &dir, &workspace, output).await?;
+            output.print_result(&pulled, |pulled| {
+                format!("{} files are in {}", field_text(pulled, "files"), dir.display())
+            });
+            if pulled["skipped"] != 0 {
+                output.print_hint(&format!(
+                    "{} links that lead outside were left out",
+                    pulled["skipped"]
+                ));
+            }
+        }
         WorkspaceCommand::Diff { id } => {
             let diff = client
                 .call("workspace_diff", json!({ "workspace_id": id }))
@@ -154,7 +204,8 @@ async fn execute(command: WorkspaceCommand, context: &CommandContext, client: &A
     Ok(())
 }
 
-fn colour_diff(diff: &str) -> String {
+/// A diff with its lines coloured.
+pub(crate) fn colour_diff(diff: &str) -> String {
     if diff.is_empty() {
         return "Nothing changed.".into();
     }

@@ -1,6 +1,22 @@
 //! `oubliette.toml`: parsed strictly into [`raw`] structures, then resolved once into validated values.
+//!
+//! Sections with rules of their own are resolved in the file of their name. [`live_sections`]: which sections take effect
+//! while the server runs.
 
-pub(crate) mod raw;
+pub(crate) mod clients;
+mod cluster;
+mod git;
+pub(crate) mod limits;
+mod live_sections;
+pub(crate) mod programs;
+mod providers;
+mod raw;
+mod retention;
+mod sandbox;
+mod spending;
+pub(crate) mod store;
+mod upstreams;
+mod webhooks;
 
 use std::{
     net::SocketAddr,
@@ -8,15 +24,23 @@ use std::{
     time::Duration,
 };
 
-use oubliette_egress::{AuthStyle, ModelProvider};
+use oubliette_egress::{ExternalService, ModelProvider};
 use oubliette_home::HomeDir;
+use oubliette_programs::InstallLimits;
 use oubliette_protocol::{CatalogId, Error, Result, agent::check_env_name, duration::HumanDuration};
-use oubliette_sandbox::{IsolationLevel, ResourceLimits};
-use oubliette_session::{RelayLimits, SessionConfig};
-use oubliette_tools::{Trust, TrustTable};
-use secrecy::SecretString;
+use oubliette_sandbox::ResourceLimits;
+use oubliette_session::{PriceTable, RelayLimits, ServerBudget, SessionConfig};
+use oubliette_store::{DatabaseUrl, StoreLocation};
+use oubliette_tools::{TrustTable, TrustedResources};
 
-use raw::RawConfig;
+use crate::webhooks::Webhook;
+use clients::ClientSettings;
+pub(crate) use cluster::ClusterConfig;
+pub(crate) use git::{GitConfig, GitCredential};
+use limits::SessionShares;
+pub(crate) use raw::RawConfig;
+pub(crate) use retention::RetentionPeriods;
+pub(crate) use sandbox::SandboxConfig;
 
 /// The file written on the first run: every key, commented out, with its default and what it is for.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");
@@ -32,10 +56,20 @@ pub(crate) type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 pub struct ServerConfig {
     /// `[server] listen`: the address the server listens on.
     pub listen: SocketAddr,
+    /// The same as the file says it; `--listen` does not change it.
+    pub(crate) configured_listen: SocketAddr,
     /// `[server] allowed_hosts`: host names, besides loopback, accepted in requests; lower case.
     pub allowed_hosts: Vec<String>,
     /// `[server] tls_cert` and `tls_key`; none: plain HTTP.
     pub tls: Option<TlsFiles>,
+    /// `[server]`: limits of clients, and where they come from.
+    pub(crate) clients: ClientSettings,
+    /// `[store] url` or `OUBLIETTE_STORE_URL`: a PostgreSQL database; none: the file in the home.
+    pub store_url: Option<DatabaseUrl>,
+    /// `[cluster]`; none: this server uses its database alone.
+    pub(crate) cluster: Option<ClusterConfig>,
+    /// `[workspaces] dir`: the directory of projects; none: in the home.
+    pub workspaces_dir: Option<PathBuf>,
     /// `[server] rate_limit`: how many requests a token may make.
     pub rate: RateLimit,
     /// `[server] mcp_session_idle`: an MCP session unused for this long is forgotten.
@@ -44,6 +78,8 @@ pub struct ServerConfig {
     pub trust: TrustConfig,
     /// `[relay]`.
     pub relay: RelayConfig,
+    /// `[approval] timeout`: how long a call waits for a person to allow it.
+    pub approval_timeout: Duration,
     /// `[switch] drain_timeout`: how long a running turn may take to end before a switch cancels it.
     pub drain_timeout: Duration,
     /// `[sandbox]`.
@@ -52,10 +88,24 @@ pub struct ServerConfig {
     pub providers: Vec<ModelProvider>,
     /// `[egress] allow`: private destinations that the proxy may reach.
     pub egress_allow: Vec<String>,
+    /// `[upstreams]`, with the credentials read from the environment.
+    pub upstreams: Vec<ExternalService>,
+    /// `[git]`, with the passwords read from the environment.
+    pub git: GitConfig,
+    /// `[programs]`: the bounds of installations.
+    pub programs: InstallLimits,
     /// `[session]`.
     pub session: SessionLimits,
-    /// `[debugger] keep`: how long debugger events are kept; none: for ever.
-    pub debugger_keep: Option<Duration>,
+    /// `[limits]`.
+    pub limits: SessionShares,
+    /// `[prices]`.
+    pub(crate) prices: PriceTable,
+    /// `[budget]`.
+    pub(crate) budget: ServerBudget,
+    /// `[[webhook]]`, with the secrets read from the environment.
+    pub(crate) webhooks: Vec<Webhook>,
+    /// `[retention]`.
+    pub(crate) retention: RetentionPeriods,
     /// `[log]`.
     pub log: LogConfig,
     /// `[otlp] endpoint`: where traces are sent; none: nowhere.
@@ -104,23 +154,6 @@ pub struct RelayConfig {
     pub reconnect_grace: Duration,
 }
 
-/// `[sandbox]`: the driver, and the default limits of a sandbox.
-#[derive(Debug, Clone)]
-pub struct SandboxConfig {
-    /// The sandbox driver; always `local`.
-    pub driver: String,
-    /// The weakest isolation that sessions may start with.
-    pub minimum: IsolationLevel,
-    /// Memory of a sandbox, in MiB.
-    pub memory_mb: u64,
-    /// Processors of a sandbox, in cores.
-    pub cpus: f64,
-    /// Maximum number of processes in a sandbox.
-    pub pids: u64,
-    /// Maximum size of a workspace, in MiB.
-    pub workspace_mb: u64,
-}
-
 /// `[session]`: timeouts and limits of sessions.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionLimits {
@@ -166,13 +199,13 @@ impl ServerConfig {
 
     /// Parses a file's text; errors name `file`, the field and the reason.
     pub fn parse(text: &str, file: &str, env: EnvLookup<'_>) -> Result<Self> {
-        let raw: RawConfig = toml::from_str(text)
-            .map_err(|e| Error::invalid(format!("{file}: {}", e.to_string().trim_end())))?;
+        let raw: RawConfig = toml::from_str(text).map_err(|e| syntax_error(text, file, &e))?;
         Self::resolve(raw, env).map_err(|e| Error::invalid(format!("{file}: {}", e.message)))
     }
 
     fn resolve(raw: RawConfig, env: EnvLookup<'_>) -> Result<Self> {
         let server = raw.server;
+        let clients = ClientSettings::resolve(&server)?;
         let listen = parse_listen(server.listen.as_deref().unwrap_or(DEFAULT_LISTEN))
             .map_err(|e| field_error("server.listen", e.message))?;
         let tls = match (server.tls_cert, server.tls_key) {
@@ -203,6 +236,31 @@ impl ServerConfig {
         };
         for name in &raw.trust.env {
             check_env_name(name).map_err(|why| field_error("trust.env", format!("{name:?}: {why}")))?;
+            if name == store::STORE_URL_VARIABLE {
+                return Err(field_error(
+                    "trust.env",
+                    format!("{name} has the database's password and is never given to agents or tools"),
+                ));
+            }
+        }
+        let store_url = store::resolve(raw.store, env)?;
+        let cluster = cluster::resolve(raw.cluster, store_url.as_ref(), env)?;
+        if let Some(cluster) = &cluster
+            && raw.trust.env.contains(&cluster.key_env)
+        {
+            return Err(field_error(
+                "trust.env",
+                format!(
+                    "{} has the cluster key and is never given to agents or tools",
+                    cluster.key_env
+                ),
+            ));
+        }
+        if let Some(dir) = raw.workspaces.dir.as_ref().filter(|dir| !dir.is_absolute()) {
+            return Err(field_error(
+                "workspaces.dir",
+                format!("{} is not an absolute path", dir.display()),
+            ));
         }
         for path in &raw.trust.read_only {
             if !path.is_absolute() {
@@ -212,10 +270,23 @@ impl ServerConfig {
                 ));
             }
         }
-        let sandbox = resolve_sandbox(raw.sandbox)?;
+        let sandbox = sandbox::resolve(raw.sandbox)?;
+        let git = git::resolve(raw.git, env)?;
         let mut providers = Vec::new();
         for (name, raw) in raw.providers {
-            providers.push(resolve_provider(&name, raw, env)?);
+            providers.push(providers::resolve(&name, raw, env)?);
+        }
+        let mut upstreams = Vec::new();
+        for (name, raw) in raw.upstreams {
+            if providers.iter().any(|provider| provider.name == name) {
+                return Err(field_error(
+                    &format!("upstreams.{name}"),
+                    format!(
+                        "[providers.{name}] has the same name, and both are reached by it: choose another"
+                    ),
+                ));
+            }
+            upstreams.push(upstreams::resolve(&name, raw, env)?);
         }
         let format = match raw.log.format.as_deref() {
             None | Some("text") => LogFormat::Text,
@@ -229,12 +300,17 @@ impl ServerConfig {
         };
         Ok(Self {
             listen,
+            configured_listen: listen,
             allowed_hosts: server
                 .allowed_hosts
                 .iter()
                 .map(|h| h.to_ascii_lowercase())
                 .collect(),
             tls,
+            clients,
+            store_url,
+            cluster,
+            workspaces_dir: raw.workspaces.dir,
             rate,
             mcp_session_idle: duration_or(server.mcp_session_idle, 3_600_000),
             trust: TrustConfig {
@@ -247,10 +323,14 @@ impl ServerConfig {
                 caller_timeout: duration_or(raw.relay.caller_timeout, 60_000),
                 reconnect_grace: duration_or(raw.relay.reconnect_grace, 500),
             },
+            approval_timeout: resolve_approval_timeout(raw.approval.timeout)?,
             drain_timeout: duration_or(raw.switch.drain_timeout, 5_000),
             sandbox,
             providers,
             egress_allow: raw.egress.allow,
+            upstreams,
+            git,
+            programs: programs::resolve(raw.programs)?,
             session: SessionLimits {
                 idle_sleep: duration_or(raw.session.idle_sleep, 600_000),
                 start_timeout: duration_or(raw.session.start_timeout, 30_000),
@@ -258,7 +338,11 @@ impl ServerConfig {
                 max_depth: raw.session.max_depth.unwrap_or(3),
                 max_sessions: raw.session.max_sessions.unwrap_or(50),
             },
-            debugger_keep: resolve_debugger_keep(raw.debugger.keep)?,
+            limits: SessionShares::resolve(&raw.limits)?,
+            prices: spending::resolve_prices(raw.prices)?,
+            budget: spending::resolve_budget(raw.budget)?,
+            webhooks: webhooks::resolve(raw.webhook, env)?,
+            retention: retention::resolve(raw.retention, raw.debugger.keep)?,
             log: LogConfig {
                 level: raw.log.level.unwrap_or_else(|| "info".into()),
                 format,
@@ -267,9 +351,15 @@ impl ServerConfig {
             test_fixtures: false,
         })
     }
-}
 
-impl ServerConfig {
+    /// Where the database of this home is.
+    pub fn store_location(&self, home: &HomeDir) -> StoreLocation {
+        match &self.store_url {
+            Some(url) => StoreLocation::Postgres(url.clone()),
+            None => StoreLocation::File(home.database_path()),
+        }
+    }
+
     /// The part of the configuration that the session manager takes.
     pub fn session_config(&self) -> SessionConfig {
         let rules = RelayLimits {
@@ -279,12 +369,16 @@ impl ServerConfig {
         };
         SessionConfig {
             relay: rules,
+            approval_timeout: self.approval_timeout,
             drain_timeout: self.drain_timeout,
             turn_timeout: self.session.turn_timeout,
             idle_sleep: self.session.idle_sleep,
             initialize_timeout: self.session.start_timeout,
             max_depth: self.session.max_depth,
             max_sessions: self.session.max_sessions,
+            session_buffer_bytes: self.limits.session_buffer_bytes,
+            prices: self.prices.clone(),
+            budget: self.budget,
             limits: ResourceLimits {
                 memory_mb: Some(self.sandbox.memory_mb),
                 cpus: Some(self.sandbox.cpus),
@@ -299,7 +393,7 @@ impl ServerConfig {
 
 impl TrustConfig {
     /// The trust table that tools check against. It never reaches the home or the directory of its sockets.
-    pub fn resolve(&self, home: &HomeDir) -> Trust {
+    pub fn resolve(&self, home: &HomeDir) -> TrustedResources {
         let table = TrustTable {
             read_only: self.read_only.clone(),
             host_tools: self.host_tools.clone(),
@@ -325,6 +419,20 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr> {
     }
 }
 
+/// The error of text that is not the file's format. It quotes the line, unless that may have a password in it.
+fn syntax_error(text: &str, file: &str, error: &toml::de::Error) -> Error {
+    let before = error
+        .span()
+        .map_or("", |span| text.get(..span.start).unwrap_or(""));
+    let line = before.matches('\n').count();
+    let quoted = error.to_string();
+    let has_password = |line: &str| line.contains("://") && line.contains('@');
+    match has_password(&quoted) || text.lines().nth(line).is_some_and(has_password) {
+        true => Error::invalid(format!("{file}: line {}: {}", line + 1, error.message())),
+        false => Error::invalid(format!("{file}: {}", quoted.trim_end())),
+    }
+}
+
 /// The error of an invalid value of `field`.
 fn field_error(field: &str, why: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{field}: {why}"))
@@ -334,158 +442,17 @@ fn duration_or(given: Option<HumanDuration>, default_ms: u64) -> Duration {
     given.map_or(Duration::from_millis(default_ms), |s| s.0)
 }
 
-/// Resolves `[debugger] keep`: at least a minute, so that events of running sessions can still be read.
-fn resolve_debugger_keep(given: Option<HumanDuration>) -> Result<Option<Duration>> {
-    match given {
-        Some(span) if span.0 < Duration::from_secs(60) => Err(field_error(
-            "debugger.keep",
-            "must be at least a minute, such as \"30d\"",
+/// Resolves `[approval] timeout`: from a second to a month.
+fn resolve_approval_timeout(given: Option<HumanDuration>) -> Result<Duration> {
+    let timeout = duration_or(given, 10 * 60 * 1_000);
+    match (Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3_600)).contains(&timeout) {
+        true => Ok(timeout),
+        false => Err(field_error(
+            "approval.timeout",
+            "must be 1s to 30d, such as \"10m\"",
         )),
-        given => Ok(given.map(|span| span.0)),
     }
-}
-
-fn resolve_sandbox(raw: raw::RawSandbox) -> Result<SandboxConfig> {
-    let driver = raw.driver.unwrap_or_else(|| "local".into());
-    if driver != "local" {
-        return Err(field_error(
-            "sandbox.driver",
-            format!("{driver:?} is not a driver here: use \"local\""),
-        ));
-    }
-    let minimum = match raw.minimum.as_deref() {
-        None | Some("namespaces") => IsolationLevel::Namespaces,
-        Some("landlock") => IsolationLevel::Landlock,
-        Some(other) => {
-            return Err(field_error(
-                "sandbox.minimum",
-                format!("{other:?}: use \"namespaces\" or \"landlock\""),
-            ));
-        }
-    };
-    let cpus = raw.cpus.unwrap_or(2.0);
-    if !(cpus.is_finite() && (0.01..=4096.0).contains(&cpus)) {
-        return Err(field_error("sandbox.cpus", "must be between 0.01 and 4096"));
-    }
-    let positive = |field: &str, given: Option<u64>, default: u64| match given.unwrap_or(default) {
-        0 => Err(field_error(field, "must be at least 1")),
-        n => Ok(n),
-    };
-    Ok(SandboxConfig {
-        driver,
-        minimum,
-        memory_mb: positive("sandbox.memory_mb", raw.memory_mb, 2048)?,
-        cpus,
-        pids: positive("sandbox.pids", raw.pids, 512)?,
-        workspace_mb: positive("sandbox.workspace_mb", raw.workspace_mb, 4096)?,
-    })
-}
-
-fn resolve_provider(name: &str, raw: raw::RawProvider, env: EnvLookup<'_>) -> Result<ModelProvider> {
-    let mut provider = ModelProvider::new(name, raw.base_url);
-    provider.style = match raw.auth.as_deref() {
-        None => provider.style,
-        Some("anthropic") => AuthStyle::Anthropic,
-        Some("gemini") => AuthStyle::Gemini,
-        Some("bearer") => AuthStyle::Bearer,
-        Some(other) => {
-            return Err(field_error(
-                &format!("providers.{name}.auth"),
-                format!("{other:?}: use \"anthropic\", \"gemini\" or \"bearer\""),
-            ));
-        }
-    };
-    provider.api_key = raw
-        .api_key_env
-        .as_deref()
-        .and_then(env)
-        .filter(|k| !k.is_empty())
-        .map(SecretString::from);
-    provider.api_key_env = raw.api_key_env;
-    provider.allow_paths = raw.allow_paths;
-    Ok(provider)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn parse(text: &str) -> Result<ServerConfig> {
-        ServerConfig::parse(text, "oubliette.toml", &|name| {
-            (name == "KEY").then(|| "secret".into())
-        })
-    }
-
-    #[test]
-    fn the_first_run_file_is_the_defaults() {
-        let (template, empty) = (parse(TEMPLATE).unwrap(), parse("").unwrap());
-        assert_eq!(format!("{template:?}"), format!("{empty:?}"));
-        assert_eq!(empty.listen.to_string(), DEFAULT_LISTEN);
-        assert_eq!(empty.relay.reconnect_grace, Duration::from_millis(500));
-    }
-
-    #[test]
-    fn every_commented_key_of_the_first_run_file_is_a_real_one() {
-        let text: String = TEMPLATE
-            .lines()
-            .map(|line| match line.strip_prefix("# ") {
-                Some(rest) if rest.contains(" = ") && !rest.ends_with('.') || rest.starts_with('[') => rest,
-                _ => line,
-            })
-            .map(|line| format!("{line}\n"))
-            .collect();
-        let config = parse(&text).unwrap();
-        assert_eq!(config.providers.len(), 3);
-        assert!(config.tls.is_some());
-    }
-
-    #[test]
-    fn a_refusal_names_file_field_and_reason() {
-        for (text, field) in [
-            ("[server]\nlisen = \"x\"", "lisen"),
-            ("[server]\nlisten = \"x\"", "server.listen"),
-            ("[server]\ntls_cert = \"/a\"", "tls_key"),
-            ("[server]\nrate_limit = { per_second = 0 }", "rate_limit"),
-            ("[trust]\nread_only = [\"a\"]", "trust.read_only"),
-            ("[trust]\nenv = [\"A B\"]", "trust.env"),
-            ("[trust]\nhost_tools = [\"A\"]", "host_tools"),
-            ("[relay]\ncaller_timeout = \"1 year\"", "caller_timeout"),
-            ("[sandbox]\nminimum = \"some\"", "sandbox.minimum"),
-            ("[sandbox]\ncpus = 0", "sandbox.cpus"),
-            ("[providers.a]\n", "base_url"),
-            ("[debugger]\nkeep = \"5s\"", "debugger.keep"),
-            ("[log]\nformat = \"xml\"", "log.format"),
-            ("x", "oubliette.toml"),
-        ] {
-            let error = parse(text).unwrap_err();
-            assert!(error.message.contains("oubliette.toml"), "{text}: {error}");
-            assert!(error.message.contains(field), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_providers_key_comes_from_the_environment_and_is_not_printed() {
-        let config = parse("[providers.x]\nbase_url = \"http://h\"\napi_key_env = \"KEY\"").unwrap();
-        assert!(config.providers[0].api_key.is_some());
-        assert!(!format!("{config:?}").contains("secret"));
-    }
-
-    #[test]
-    fn listen_addresses_are_parsed_or_refused() {
-        assert_eq!(parse_listen("localhost:1").unwrap().to_string(), "127.0.0.1:1");
-        assert_eq!(parse_listen(":1").unwrap().to_string(), "127.0.0.1:1");
-        assert_eq!(parse_listen("[::1]:1").unwrap().to_string(), "[::1]:1");
-        for bad in ["", "8080", "example.com:80", "127.0.0.1:99999"] {
-            assert!(parse_listen(bad).is_err(), "{bad}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_panics(text in "\\PC{0,200}") {
-            let _ = parse(&text);
-            let _ = parse_listen(&text);
-        }
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ use axum::response::Response;
 use http::{HeaderMap, header};
 use oubliette_protocol::{Error, Result};
 
-use super::{DoorKind, reply};
+use super::{DoorKind, allowed_hosts::require_own_page, reply};
 use crate::{
     app::App,
     auth::{CredentialKind, Grant},
@@ -62,7 +62,10 @@ async fn grant_from_headers(
         return Ok(app.auth.owner_grant());
     }
     match login_cookie(headers).filter(|_| accepted == AcceptedCredentials::BearerOrCookie) {
-        Some(cookie) => app.auth.authenticate_cookie(cookie).await,
+        Some(cookie) => {
+            require_own_page(headers)?;
+            app.auth.authenticate_cookie(cookie).await
+        }
         None => Err(Error::unauthenticated(
             "a token is needed: send it as `Authorization: Bearer oub_…`; `oubliette token create` makes one",
         )),

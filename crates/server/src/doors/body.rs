@@ -6,38 +6,80 @@ use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body_util::BodyExt as _;
+use oubliette_protocol::OverBudget;
 
-/// Maximum size of a request body at any door, in bytes.
+use super::token_budget::RequestCharge;
+
+/// Maximum size of a request body at any door, in bytes, unless an action takes more.
 pub(crate) const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
-/// How much more of a body that is too large is read and discarded, so that its sender gets the response.
-const DRAIN_MAX_BYTES: usize = 64 * 1024 * 1024;
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a body could not be read.
 #[derive(Debug)]
 pub(crate) enum BodyError {
-    /// More than [`MAX_BODY_BYTES`].
+    /// More than may be sent.
     TooLarge,
     /// The client disconnected, or did not send the whole body in time.
     Incomplete,
+    /// More than may be kept for its token at once.
+    OverBudget(OverBudget),
+}
+
+/// A request's body, with what it is charged while it is kept.
+pub(crate) struct RequestBody {
+    pub(crate) bytes: Bytes,
+    pub(crate) charge: RequestCharge,
 }
 
 /// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reads a body to its end.
-pub(crate) async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, BodyError> {
-    tokio::time::timeout(BODY_TIMEOUT, read_bounded(headers, body))
+/// Maximum size of a request body of somebody who is not authenticated yet, in bytes.
+pub(crate) const MAX_ANONYMOUS_BODY_BYTES: usize = 4 * 1024;
+/// How long somebody who is not authenticated may take to send a body.
+const ANONYMOUS_BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Reads the body of an authenticated request to its end. It is charged as it comes: a client can send many bodies and end
+/// none of them.
+pub(crate) async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    charge: RequestCharge,
+) -> Result<RequestBody, BodyError> {
+    read_up_to(headers, body, MAX_BODY_BYTES, charge).await
+}
+
+/// Reads the body of an authenticated request that may have this many bytes.
+pub(crate) async fn read_up_to(
+    headers: &HeaderMap,
+    body: Body,
+    most: usize,
+    charge: RequestCharge,
+) -> Result<RequestBody, BodyError> {
+    tokio::time::timeout(BODY_TIMEOUT, read_bounded(headers, body, most, charge))
         .await
         .unwrap_or(Err(BodyError::Incomplete))
 }
 
-async fn read_bounded(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
+/// Reads a small body before anybody is authenticated.
+pub(crate) async fn read_anonymous(headers: &HeaderMap, body: Body) -> Result<Bytes, BodyError> {
+    let charge = RequestCharge::unlimited();
+    let read = read_bounded(headers, body, MAX_ANONYMOUS_BODY_BYTES, charge);
+    let read = tokio::time::timeout(ANONYMOUS_BODY_TIMEOUT, read).await;
+    read.unwrap_or(Err(BodyError::Incomplete)).map(|body| body.bytes)
+}
+
+/// Reads a body of at most `max_bytes`. What is left of a larger one is discarded when its connection is closed
+/// ([`lingering_close`](super::lingering_close)).
+async fn read_bounded(
+    headers: &HeaderMap,
+    mut body: Body,
+    max_bytes: usize,
+    mut charge: RequestCharge,
+) -> Result<RequestBody, BodyError> {
     let announced = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|n| n > MAX_BODY_BYTES) {
-        drain(body).await;
+    if announced.is_some_and(|n| n > max_bytes) {
         return Err(BodyError::TooLarge);
     }
     let mut first: Option<Bytes> = None;
@@ -48,10 +90,10 @@ async fn read_bounded(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Body
             continue;
         };
         total += data.len();
-        if total > MAX_BODY_BYTES {
-            drain(body).await;
+        if total > max_bytes {
             return Err(BodyError::TooLarge);
         }
+        charge.receive(total).map_err(BodyError::OverBudget)?;
         // Most bodies are one frame: those are not copied.
         match first.take() {
             None if rest.is_empty() => first = Some(data),
@@ -63,20 +105,6 @@ async fn read_bounded(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Body
             }
         }
     }
-    Ok(first.unwrap_or_else(|| rest.freeze()))
-}
-
-/// Reads and discards the rest of a body, within bounds: closing a connection with unread bytes resets it, and the
-/// client would not get the response.
-async fn drain(mut body: Body) {
-    let _ = tokio::time::timeout(DRAIN_TIMEOUT, async {
-        let mut total = 0;
-        while let Some(Ok(frame)) = body.frame().await {
-            total += frame.data_ref().map_or(0, Bytes::len);
-            if total > DRAIN_MAX_BYTES {
-                break;
-            }
-        }
-    })
-    .await;
+    let bytes = first.unwrap_or_else(|| rest.freeze());
+    Ok(RequestBody { bytes, charge })
 }

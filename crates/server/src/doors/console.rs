@@ -1,31 +1,39 @@
-//! `/`: the console's files, which are compiled into the program. Every unknown path ends here with a 404.
+//! `/`: the console's files, and `/docs/`: the book's. Both are compiled into the program. Every unknown path ends here
+//! with a 404.
 
 use axum::response::{IntoResponse as _, Response};
-use http::{HeaderMap, HeaderValue, Method, Uri, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 
 use sha2::{Digest as _, Sha256};
 
 use super::reply;
 
-// `FILES`: what `ui/` built, or a page that says how to build it; see build.rs.
+// `CONSOLE_FILES`: what `ui/` built; `BOOK_FILES`: what `cargo xtask docs` built; or a page that says how; see build.rs.
 include!(concat!(env!("OUT_DIR"), "/console.rs"));
+include!(concat!(env!("OUT_DIR"), "/book.rs"));
 
-/// The console's Content-Security-Policy: only scripts, styles and requests of this server; nothing inline, no frames.
-const CONSOLE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
+/// The Content-Security-Policy of both: only scripts, styles and requests of this server; nothing inline, no frames.
+const PAGE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
     connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Serves a file of the console, or a 404.
+/// Serves a file of the console or the book, or a 404.
 pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let path = uri.path();
-    let file = match path {
-        "/" => "index.html",
-        other => other.trim_start_matches('/'),
+    let reads = method == Method::GET || method == Method::HEAD;
+    if path == "/docs" && reads {
+        // The book's links are relative to its folder.
+        return (StatusCode::PERMANENT_REDIRECT, [(header::LOCATION, "/docs/")]).into_response();
+    }
+    let (files, file) = match path.strip_prefix("/docs/") {
+        Some(file) => (BOOK_FILES, file),
+        None => (CONSOLE_FILES, path.trim_start_matches('/')),
     };
-    let found = FILES.binary_search_by_key(&file, |(name, _)| name);
-    let Some((_, bytes)) = found.ok().map(|at| FILES[at]) else {
+    let file = if file.is_empty() { "index.html" } else { file };
+    let found = files.binary_search_by_key(&file, |(name, _)| name);
+    let Some((_, bytes)) = found.ok().map(|at| files[at]) else {
         return reply::not_found(path);
     };
-    if method != Method::GET && method != Method::HEAD {
+    if !reads {
         return reply::method_not_allowed("GET");
     }
     let tag = format!("\"{}\"", hex::encode(&Sha256::digest(bytes)[..16]));
@@ -33,9 +41,9 @@ pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Respo
         .get(header::IF_NONE_MATCH)
         .is_some_and(|v| v.as_bytes() == tag.as_bytes())
     {
-        return http::StatusCode::NOT_MODIFIED.into_response();
+        return StatusCode::NOT_MODIFIED.into_response();
     }
-    // Files under `assets/` have a hash in their name, so their content never changes; index.html has none.
+    // Files under `assets/` have a hash in their name, so their content never changes; others have none.
     let cache = match file.starts_with("assets/") {
         true => "public, max-age=31536000, immutable",
         false => "no-cache",
@@ -46,7 +54,7 @@ pub(crate) async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Respo
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
     headers.insert(
         header::CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static(CONSOLE_CSP),
+        HeaderValue::from_static(PAGE_CSP),
     );
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         headers.insert(header::ETAG, tag);

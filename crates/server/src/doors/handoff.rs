@@ -7,11 +7,12 @@ use std::{
 };
 
 use oubliette_handoff::{handshake, interceptor};
+use oubliette_os::UntrustedSocket;
 use oubliette_protocol::{Error, SessionId, tool::ToolAddress};
 use oubliette_relay::ProgressCallback;
 use oubliette_tools::{CallContext, CallOrigin, RequestedTool, ToolPlane};
 use serde_json::value::RawValue;
-use tokio::{net::UnixStream, runtime::Handle};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -37,7 +38,7 @@ impl HandoffConnections {
 
     /// Serves a new connection to a session's hand-off socket. Closing it is a refusal: the client then keeps its
     /// streams and uses the relay socket.
-    pub(crate) fn accept(&self, session: SessionId, stream: UnixStream) {
+    pub(crate) fn accept(&self, session: SessionId, socket: UntrustedSocket) {
         let token = || Ok::<_, Infallible>(CancellationToken::new());
         let stop = match self.open.add(&session, token) {
             Ok(Ok(stop)) => stop,
@@ -50,7 +51,7 @@ impl HandoffConnections {
         let entry = HandoffEntry { session, stop, open };
         tokio::spawn(async move {
             let session = entry.session.clone();
-            if let Err(error) = spawn_interceptor(app, entry, stream).await {
+            if let Err(error) = spawn_interceptor(app, entry, socket).await {
                 tracing::debug!(%session, %error, "hand-off refused");
             }
         });
@@ -78,14 +79,18 @@ impl Drop for HandoffEntry {
 }
 
 /// Runs the handshake and the interceptor on the thread of the session's calls.
-async fn spawn_interceptor(app: Weak<App>, entry: HandoffEntry, stream: UnixStream) -> Result<(), Error> {
+async fn spawn_interceptor(
+    app: Weak<App>,
+    entry: HandoffEntry,
+    socket: UntrustedSocket,
+) -> Result<(), Error> {
     let server = || {
         app.upgrade()
             .ok_or_else(|| Error::unavailable("the server is stopping"))
     };
     let plane = server()?.sessions.plane(&entry.session).await?;
-    let stream = stream.into_std().map_err(Error::internal)?;
     let thread = plane.thread().clone();
+    let buffers = plane.buffers().clone();
     let tools = SessionLocalTools {
         app,
         plane,
@@ -94,13 +99,12 @@ async fn spawn_interceptor(app: Weak<App>, entry: HandoffEntry, stream: UnixStre
     };
     thread.spawn(async move {
         let stop = entry.stop.clone();
-        let accepting = async { handshake::accept(UnixStream::from_std(stream)?).await };
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
-            accepted = accepting => accepted,
+            accepted = handshake::accept(socket) => accepted,
         };
         match accepted {
-            Ok(handed_off) => interceptor::run(handed_off, tools, stop).await,
+            Ok(handed_off) => interceptor::run(handed_off, tools, stop, buffers).await,
             Err(error) => {
                 tracing::debug!(session = %entry.session, %error, "hand-off refused");
             }

@@ -21,7 +21,7 @@ use super::{
     allowed_hosts::AllowedHosts,
     console, files, mcp, reply, rest, sse,
 };
-use crate::app::App;
+use crate::{app::App, hop::door};
 
 /// The HTTP doors of a server: the state shared by all request handlers.
 #[derive(Clone)]
@@ -37,6 +37,7 @@ impl HttpDoors {
     /// The HTTP doors of a server that listens on `listen`.
     pub(crate) fn new(app: Arc<App>, listen: std::net::SocketAddr) -> Self {
         let hosts = Arc::new(AllowedHosts::new(&app.config.allowed_hosts, listen));
+        app.live.set_hosts(hosts.clone());
         Self {
             mcp: mcp::McpEndpoint::new(app.clone()),
             app,
@@ -52,6 +53,10 @@ impl HttpDoors {
             .route(
                 "/api/openapi.json",
                 get(rest::openapi).fallback(|| async { reply::method_not_allowed("GET") }),
+            )
+            .route(
+                "/api/schemas/{file}",
+                get(rest::file_schema).fallback(|| async { reply::method_not_allowed("GET") }),
             )
             .route(
                 "/api/login",
@@ -74,8 +79,11 @@ impl HttpDoors {
             .route("/api/workspaces/{id}/files/{*path}", any(files::file))
             .route(
                 "/api/workspaces/{id}/archive",
-                get(files::archive).fallback(|| async { reply::method_not_allowed("GET") }),
+                get(files::archive)
+                    .put(files::put_archive)
+                    .fallback(|| async { reply::method_not_allowed("GET, PUT") }),
             )
+            .route("/internal/{*path}", any(door::serve))
             .route("/health", get(health))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
@@ -96,8 +104,10 @@ async fn common_middleware(State(doors): State<HttpDoors>, request: Request, nex
     let method = request.method().clone();
     let span = tracing::info_span!("request", id = %id.to_str().unwrap_or_default(), %method, path);
     let probe = matches!(path.as_str(), "/health" | "/ready");
+    // Other servers address this one as `advertise` says, and prove by the cluster key that they are no web page.
+    let from_peer = doors.app.hop.is_some() && door::is_internal(&path);
     let refused = match door {
-        Some(DoorKind::Network { .. }) if !probe => {
+        Some(DoorKind::Network { .. }) if !probe && !from_peer => {
             doors.hosts.check_request(request.uri(), request.headers()).err()
         }
         Some(_) => None,
@@ -168,6 +178,7 @@ fn door_name(door: Option<DoorKind>, path: &str) -> &'static str {
         (_, "/mcp") => "mcp",
         (_, "/health" | "/ready" | "/metrics") => "probe",
         (_, path) if path.starts_with("/api/") => "api",
+        (_, path) if door::is_internal(path) => "internal",
         _ => "console",
     }
 }
@@ -221,15 +232,29 @@ async fn metrics(State(doors): State<HttpDoors>, request: Request) -> Result<Res
 }
 
 impl HttpDoors {
-    async fn gauges(&self) -> crate::metrics::Gauges {
-        crate::metrics::Gauges {
+    async fn gauges(&self) -> crate::metrics::MetricGauges {
+        crate::metrics::MetricGauges {
             sessions: self.app.sessions.count_in_memory() as u64,
             mcp_sessions: self.app.mcp_sessions.len() as u64,
             streams: self.app.mcp_sessions.stream_count() as u64,
             callers: self.app.sessions.caller_load(),
             tasks: (Handle::current().metrics().num_alive_tasks() + self.app.call_threads.alive_tasks())
                 as u64,
+            providers: self.app.sessions.usage().by_provider(),
             uptime: self.app.started.elapsed().as_secs_f64(),
+            database_bytes: match self.app.store.database_bytes().await {
+                Some(bytes) => bytes,
+                None => crate::metrics::database_bytes(&self.app.home.database_path()),
+            },
+            disk: crate::metrics::disk_space(self.app.home.root()),
+            servers: match self.app.store.cluster() {
+                Some(member) => member
+                    .running_servers()
+                    .await
+                    .map_or(0, |servers| servers.len() as u64),
+                None => 1,
+            },
+            server_address: self.app.store.cluster().map(|member| member.address().to_owned()),
         }
     }
 }

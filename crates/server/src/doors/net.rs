@@ -5,29 +5,62 @@ use std::{net::SocketAddr, path::Path, pin::pin, sync::Arc, time::Duration};
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use oubliette_home::HomeDir;
+use oubliette_os::UntrustedStream;
 use oubliette_protocol::{Error, Result};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixListener},
+    net::{TcpListener, TcpStream},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use super::{DoorKind, control};
-use crate::config::TlsFiles;
+use super::{
+    DoorKind, connection_limit::ConnectionLimit, control::ControlSocket, head_timeout::HeadTimeout,
+    lingering_close::LingeringClose,
+};
+use crate::{app::App, config::TlsFiles};
 
-/// How long a client may take to send the head of a request; also how long an idle connection is kept open.
-const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long a client may take to send the head of a request, from its first byte on.
+const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an idle connection is kept open.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// Maximum size of a request's head, in bytes. Anybody can send one.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// What a client over the limit of connections is sent before its connection is closed.
+const TOO_MANY_CONNECTIONS: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
 /// How long a TLS handshake may take.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long sent data may stay unacknowledged before the kernel closes the connection (`TCP_USER_TIMEOUT`). With
 /// keep-alives every ten seconds a client that vanished is noticed within thirty.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(18);
 
-/// Listens on an address; the error text says what to do about the failure.
-pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|e| {
+/// How long a port is waited for that the home's killed server may have had: a process that it was just starting has
+/// inherited the listening socket, and holds it until it calls exec.
+const KILLED_SERVER_PORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often such a port is tried.
+const PORT_POLL: Duration = Duration::from_millis(10);
+
+/// Listens on an address, for the server of this home; the error text says what to do about the failure.
+pub(crate) async fn bind(address: SocketAddr, home: &HomeDir) -> Result<TcpListener> {
+    // A server that stops in order removes its control socket.
+    let was_killed = home.control_socket().exists();
+    let give_up = tokio::time::Instant::now() + KILLED_SERVER_PORT_TIMEOUT;
+    let bound = loop {
+        match TcpListener::bind(address).await {
+            Err(e)
+                if e.kind() == std::io::ErrorKind::AddrInUse
+                    && was_killed
+                    && tokio::time::Instant::now() < give_up =>
+            {
+                tokio::time::sleep(PORT_POLL).await;
+            }
+            bound => break bound,
+        }
+    };
+    bound.map_err(|e| {
         let remedy = match e.kind() {
             std::io::ErrorKind::AddrInUse => {
                 "another program has that port: stop it, or choose another with --listen (or [server] listen)"
@@ -71,7 +104,8 @@ pub(crate) fn load_tls(files: &TlsFiles) -> Result<TlsAcceptor> {
 /// themselves.
 pub(crate) async fn serve_tcp(
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    app: Arc<App>,
+    limit: Arc<ConnectionLimit>,
     router: Router,
     stopping: CancellationToken,
     open: TaskTracker,
@@ -84,9 +118,20 @@ pub(crate) async fn serve_tcp(
                 Err(error) => { pause_after_accept_error(&error).await; continue }
             },
         };
+        // For each connection: the certificate may have been read again.
+        let tls = app.live.tls.load_full();
+        let Some(permit) = limit.admit(from.ip()) else {
+            tracing::debug!(peer = %from, "connection refused: there are too many");
+            if tls.is_none() {
+                // Without waiting: the socket's buffer is empty, and whoever does not read it is not waited for.
+                let _ = stream.try_write(TOO_MANY_CONNECTIONS);
+            }
+            continue;
+        };
         set_socket_options(&stream);
-        let (router, stopping, tls) = (router.clone(), stopping.clone(), tls.clone());
+        let (router, stopping) = (router.clone(), stopping.clone());
         open.spawn(async move {
+            let _permit = permit;
             let door = DoorKind::Network {
                 peer: from.ip(),
                 tls: tls.is_some(),
@@ -105,31 +150,28 @@ pub(crate) async fn serve_tcp(
 
 /// Accepts connections to the control socket until `stopping` is cancelled, from the home's owner only.
 pub(crate) async fn serve_control(
-    listener: UnixListener,
+    control: ControlSocket,
+    app: Arc<App>,
     router: Router,
     stopping: CancellationToken,
     open: TaskTracker,
 ) {
     loop {
-        let stream = tokio::select! {
+        let mut stream = tokio::select! {
             () = stopping.cancelled() => return,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+            accepted = control.listener.accept() => match accepted.and_then(UntrustedStream::new) {
+                Ok(stream) => stream,
                 Err(error) => { pause_after_accept_error(&error).await; continue }
             },
         };
-        if !control::is_owner(&stream) {
-            tracing::warn!(
-                "connection to the control socket refused: its peer is neither the server's user nor root"
-            );
-            continue;
-        }
-        open.spawn(serve_connection(
-            stream,
-            DoorKind::Control,
-            router.clone(),
-            stopping.clone(),
-        ));
+        let (app, gate) = (app.clone(), control.gate.clone());
+        let (router, stopping) = (router.clone(), stopping.clone());
+        open.spawn(async move {
+            if gate.admit(&app, &mut stream).await {
+                drop(app);
+                serve_connection(stream, DoorKind::Control, router, stopping).await;
+            }
+        });
     }
 }
 
@@ -157,16 +199,28 @@ async fn serve_connection(
     router: Router,
     stopping: CancellationToken,
 ) {
+    let (stream, requests) = HeadTimeout::new(stream, REQUEST_HEAD_TIMEOUT);
+    let (stream, unread_body) = LingeringClose::new(stream);
     let service = hyper::service::service_fn(move |request: http::Request<hyper::body::Incoming>| {
-        let mut request = request.map(axum::body::Body::new);
+        let served = requests.begin();
+        let mut request = request.map(|body| axum::body::Body::new(unread_body.watch(body)));
         request.extensions_mut().insert(door);
-        router.clone().oneshot(request)
+        let answer = router.clone().oneshot(request);
+        let unread_body = unread_body.clone();
+        async move {
+            let answer = answer.await;
+            drop(served);
+            answer.map(|mut response| {
+                unread_body.announce_close(&mut response);
+                response
+            })
+        }
     });
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_HEAD_TIMEOUT)
-        .max_buf_size(256 * 1024);
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_buf_size(MAX_HEAD_BYTES);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let served = tokio::select! {
         served = connection.as_mut() => served,

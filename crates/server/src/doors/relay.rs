@@ -7,12 +7,13 @@ use std::{
 };
 
 use async_trait::async_trait;
+use oubliette_os::{UntrustedSocket, UntrustedStream};
 use oubliette_protocol::{
-    CallerId, Error, Result, SessionId,
-    caller::{CallerDeclaration, DeclaredTool, full_name},
+    ByteBudget, CallerId, Error, Result, SessionId,
+    caller::{CallerDeclaration, full_name},
     relay::{
         AgentCallToolParams, CallerToolParams, CallerToolsConfig, OublietteCallToolParams,
-        OublietteToolsParams, RpcError, method,
+        OublietteToolsParams, RpcError, ToolsListedParams, method,
     },
     strict,
     tool::{OWN_PREFIX, ToolAddress, arguments_object},
@@ -25,7 +26,6 @@ use serde_json::{
     Value, json,
     value::{RawValue, to_raw_value},
 };
-use tokio::net::UnixStream;
 
 use super::connections::{ConnectionTable, TooManyConnections};
 use crate::app::App;
@@ -46,12 +46,20 @@ impl RelayConnections {
     }
 
     /// Serves a new connection to a session's relay socket.
-    pub(crate) fn accept(&self, session: SessionId, stream: UnixStream) {
+    pub(crate) fn accept(&self, session: SessionId, socket: UntrustedSocket, buffers: ByteBudget) {
         let handler = Arc::new(RelayConnection {
             app: self.app.clone(),
             session: session.clone(),
         });
-        let spawn = || RpcPeer::spawn_unix(stream, handler, PeerLimits::default()).map(|(peer, _)| peer);
+        let spawn = || {
+            let stream = UntrustedStream::new(socket)?;
+            let limits = PeerLimits {
+                budget: buffers,
+                ..PeerLimits::default()
+            };
+            let (peer, _) = RpcPeer::spawn_unix(stream, handler, limits);
+            Ok::<_, std::io::Error>(peer)
+        };
         let peer = match self.open.add(&session, spawn) {
             Ok(Ok(peer)) => peer,
             Ok(Err(error)) => {
@@ -214,6 +222,15 @@ impl PeerHandler for RelayConnection {
         tokio::spawn(forward_changes(peer.clone(), book, plane, callers, tools, known));
     }
 
+    fn notification(&self, method: &str, params: Value, _: &RpcPeer) {
+        if method == method::TOOLS_LISTED
+            && let Ok(listed) = serde_json::from_value::<ToolsListedParams>(params)
+            && let Ok(app) = self.app()
+        {
+            app.sessions.tools_listed(&self.session, listed.tools);
+        }
+    }
+
     async fn request_raw(
         &self,
         method: &str,
@@ -233,8 +250,8 @@ impl PeerHandler for RelayConnection {
     }
 }
 
-/// The tools last sent to a client, by caller.
-type SentDeclarations = HashMap<CallerId, Vec<DeclaredTool>>;
+/// Hashes of the tools last sent to a client, by caller. The tools themselves would be kept once for each connection.
+type SentDeclarations = HashMap<CallerId, u64>;
 
 /// Sends the declarations that changed since they were last sent; an empty one for a caller that withdrew. Tools the
 /// agent's rules deny are left out.
@@ -251,18 +268,17 @@ async fn send_changed_declarations(
             .filter(|tool| !plane.denies(&full_name(&lender.caller_id, &tool.name)));
         undenied.map(|tool| tool.declared()).collect::<Vec<_>>()
     };
-    let now: SentDeclarations = book
-        .declarations()
-        .into_iter()
-        .map(|d| (d.caller_id.clone(), shown(&d)))
-        .collect();
+    let mut now = SentDeclarations::new();
     let mut configs = Vec::new();
-    for (id, tools) in &now {
-        if known.get(id) != Some(tools) {
-            configs.push(CallerToolsConfig {
-                caller_id: id.clone(),
-                tools: tools.clone(),
-            });
+    for declaration in book.declarations() {
+        let config = CallerToolsConfig {
+            caller_id: declaration.caller_id.clone(),
+            tools: shown(&declaration),
+        };
+        let hash = oubliette_os::fnv1a(config.notification().to_string().as_bytes());
+        now.insert(config.caller_id.clone(), hash);
+        if known.get(&config.caller_id) != Some(&hash) {
+            configs.push(config);
         }
     }
     for id in known.keys().filter(|id| !now.contains_key(*id)) {

@@ -55,10 +55,18 @@ pub(crate) fn too_many_requests(what: &str, wait: std::time::Duration) -> Respon
     response
 }
 
-/// 413: the body is larger than `most` bytes.
+/// 413: the body is larger than `most` bytes. The connection ends with it: what is left of the body would be taken for the
+/// next request.
 pub(crate) fn body_too_large(most: usize) -> Response {
-    let error = Error::limit_exceeded(format!("the body is larger than {} MiB", most / 1024 / 1024));
-    error_with_status(StatusCode::PAYLOAD_TOO_LARGE, &error)
+    let error = Error::limit_exceeded(match most / 1024 {
+        kib @ ..1024 => format!("the body is larger than {kib} KiB"),
+        kib => format!("the body is larger than {} MiB", kib / 1024),
+    });
+    let mut response = error_with_status(StatusCode::PAYLOAD_TOO_LARGE, &error);
+    response
+        .headers_mut()
+        .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// 404: no such path.

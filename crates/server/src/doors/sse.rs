@@ -63,32 +63,46 @@ pub(crate) async fn session_events(
     query: Result<Query<SessionStreamQuery>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Response> {
-    let grant = access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await?;
+    let app = &doors.app;
+    let grant = access::authenticate(app, door, &headers, AcceptedCredentials::BearerOrCookie).await?;
     let opened = async {
         let Query(query) = query.map_err(|e| Error::invalid(e.body_text()))?;
         let id: SessionId = parse_id("session", &id)?;
-        doors.app.visible_session(&grant, &id).await?;
+        app.visible_session(&grant, &id).await?;
         let since = start_index(&headers, query.since_index);
-        let live = doors.app.store.events().follow(&id, since);
         let Some(caller) = query.caller_id else {
-            return Ok(sse_response(&doors.app, &grant, live, |e| e.index, None));
+            let live = app.store.events().follow(&id, since);
+            return Ok(sse_response(app, &grant, live, |e| e.index, None));
         };
-        let key = PresenceGuard::sse_key(&grant, &id, caller);
-        // Present before its open requests are read, so that no request is made in between and missed.
-        let presence = PresenceGuard::for_stream(&doors.app, key.clone());
-        // A caller that reconnects gets the requests that still wait for it again, even those before `since`.
-        let again = doors.app.sessions.open_requests(&key);
-        let again = again.try_filter(move |event| std::future::ready(event.index <= since));
-        let events = again.chain(live);
-        Ok(sse_response(
-            &doors.app,
-            &grant,
-            events,
-            |e| e.index,
-            Some(presence),
-        ))
+        // A caller is present where its session runs.
+        if let Some(hop) = &app.hop
+            && let Some(response) =
+                Box::pin(hop.proxy_caller_stream(app, &grant, &id, &caller, since)).await?
+        {
+            return Ok(response);
+        }
+        Ok(caller_stream(app, &grant, &id, caller, since))
     };
     opened.await.map_err(|error| reply::error(&error))
+}
+
+/// A session's events after an index, for a caller, which is present while the stream is open. The session runs on this
+/// server, or on none.
+pub(crate) fn caller_stream(
+    app: &Arc<App>,
+    grant: &Grant,
+    id: &SessionId,
+    caller: CallerId,
+    since: i64,
+) -> Response {
+    let live = app.store.events().follow(id, since);
+    let key = PresenceGuard::sse_key(grant, id, caller);
+    // Present before its open requests are read, so that no request is made in between and missed.
+    let presence = PresenceGuard::for_stream(app, key.clone());
+    // A caller that reconnects gets the requests that still wait for it again, even those before `since`.
+    let again = app.sessions.open_requests(&key);
+    let again = again.try_filter(move |event| std::future::ready(event.index <= since));
+    sse_response(app, grant, again.chain(live), |e| e.index, Some(presence))
 }
 
 /// `GET /api/debugger`: the debugger's events, within the grant's project.
@@ -131,13 +145,14 @@ fn sse_response<T: Serialize + Send + Sync + 'static>(
     index: fn(&T) -> i64,
     presence: Option<PresenceGuard>,
 ) -> Response {
-    let (auth, grant, stopping) = (app.auth.clone(), grant.clone(), app.stopping.clone());
+    let (auth, owner, stopping) = (app.auth.clone(), grant.clone(), app.stopping.clone());
     let over = async move {
         tokio::select! {
-            () = auth.wait_until_ended(&grant) => {}
+            () = auth.wait_until_ended(&owner) => {}
             () = stopping.cancelled() => {}
         }
     };
+    let mut charge = app.token_budgets.stream_of(Some(grant));
     let frames = events
         .take_until(Box::pin(over))
         // A log that cannot be read ends the stream; the client reconnects with its `Last-Event-ID`.
@@ -148,6 +163,13 @@ fn sse_response<T: Serialize + Send + Sync + 'static>(
             std::future::ready(good.is_ok())
         })
         .filter_map(|item| std::future::ready(item.ok()))
+        // Nor does a client get more that does not read what its streams hold already.
+        .take_while(move |item| {
+            let fits = charge
+                .send(&**item)
+                .inspect_err(|over| tracing::warn!(%over, "an event stream ends: its client does not read"));
+            std::future::ready(fits.is_ok())
+        })
         .filter_map(move |item| {
             // Without an SSE event name: a browser's `onmessage` gets only unnamed events, and the type is in the data.
             let frame = Frame::default().id(index(&item).to_string()).json_data(&*item);

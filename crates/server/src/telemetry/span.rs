@@ -147,8 +147,9 @@ impl OtlpSpan {
                 status,
                 duration_ms,
                 started,
+                usage,
             } => {
-                let span = span(
+                let mut span = span(
                     format!("model_request {provider}"),
                     SPAN_KIND_CLIENT,
                     began(*started, *duration_ms),
@@ -156,6 +157,12 @@ impl OtlpSpan {
                 .with_attribute("gen_ai.provider.name", provider.as_str())
                 .with_attribute("url.path", path.as_str())
                 .with_attribute("http.response.status_code", *status);
+                if let Some(usage) = usage {
+                    span = span
+                        .with_attribute("gen_ai.request.model", usage.model.as_str())
+                        .with_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
+                        .with_attribute("gen_ai.usage.output_tokens", usage.output_tokens);
+                }
                 match status {
                     400.. => span.with_error(&format!("status {status}")),
                     _ => span,

@@ -185,6 +185,7 @@ mod tests {
             turn,
             stop_reason,
             text,
+            usage: None,
         }
     }
 

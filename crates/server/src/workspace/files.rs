@@ -3,7 +3,6 @@
 
 use std::{
     fs::File,
-    io::Write as _,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -15,6 +14,8 @@ use rustix::{
     io::Errno,
 };
 use serde::Serialize;
+
+use super::upload;
 
 /// Maximum number of entries in one listing.
 const MAX_ENTRIES: usize = 10_000;
@@ -42,6 +43,18 @@ impl WorkspacePath {
             }
         }
         Ok(Self(parts))
+    }
+
+    /// The last component and the ones before it; none for the root.
+    pub(super) fn split_last(&self) -> Option<(&str, &[String])> {
+        self.0
+            .split_last()
+            .map(|(name, parents)| (name.as_str(), parents))
+    }
+
+    /// How many folders are above it, the root not counted.
+    pub(crate) fn parents(&self) -> usize {
+        self.0.len().saturating_sub(1)
     }
 
     fn path(&self) -> PathBuf {
@@ -80,17 +93,17 @@ pub(crate) struct FolderEntry {
     pub modified: Option<jiff::Timestamp>,
 }
 
-fn open_root(workspace: &Path) -> Result<OwnedFd> {
+pub(super) fn open_root(workspace: &Path) -> Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     rustix::fs::open(workspace, flags, Mode::empty())
         .map_err(|e| Error::not_found("this workspace has no files on disk").with_cause(e))
 }
 
-fn open_beneath(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+pub(super) fn open_beneath(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     oubliette_os::open_beneath(root, path, flags, Mode::empty(), SymlinkPolicy::Never)
 }
 
-fn path_error(path: &WorkspacePath, error: Errno) -> Error {
+pub(super) fn path_error(path: &WorkspacePath, error: Errno) -> Error {
     match error {
         Errno::NOENT | Errno::NOTDIR => Error::not_found(format!(
             "there is no {} in this workspace",
@@ -177,11 +190,19 @@ fn kind(of: FileType) -> &'static str {
 }
 
 /// Writes a file atomically, so that readers see the old or the new content, and creates its parent folders.
-pub(crate) fn write_file(workspace: &Path, path: &WorkspacePath, content: &[u8]) -> Result<()> {
+/// `uploads` is the directory in which it is put together; `admit` is asked with how many bytes on disk it replaces.
+pub(crate) fn write_file(
+    uploads: &Path,
+    workspace: &Path,
+    path: &WorkspacePath,
+    content: &[u8],
+    admit: impl FnOnce(u64) -> Result<()>,
+) -> Result<()> {
     let Some((name, parents)) = path.0.split_last() else {
         return Err(Error::invalid("name a file: the workspace itself is a folder"));
     };
     let mut folder = open_root(workspace)?;
+    let mut admit = Some(admit);
     for part in parents {
         folder = match open_beneath(
             &folder,
@@ -189,8 +210,11 @@ pub(crate) fn write_file(workspace: &Path, path: &WorkspacePath, content: &[u8])
             OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW,
         ) {
             Err(Errno::NOENT) => {
+                // Before a folder is created for it.
+                admit.take().map_or(Ok(()), |admit| admit(0))?;
                 match rustix::fs::mkdirat(&folder, part.as_str(), Mode::from_raw_mode(0o755)) {
-                    Ok(()) | Err(Errno::EXIST) => {}
+                    Ok(()) => oubliette_os::give_to_owner_of(&folder, part),
+                    Err(Errno::EXIST) => {}
                     Err(e) => return Err(path_error(path, e)),
                 }
                 open_beneath(
@@ -203,31 +227,20 @@ pub(crate) fn write_file(workspace: &Path, path: &WorkspacePath, content: &[u8])
         }
         .map_err(|e| path_error(path, e))?;
     }
-    match rustix::fs::statat(&folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
+    let replaced = match rustix::fs::statat(&folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => return Err(path_error(path, Errno::ISDIR)),
             FileType::Symlink => return Err(path_error(path, Errno::LOOP)),
-            _ => {}
+            _ if stat.st_nlink > 1 => 0,
+            _ => u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         },
-        Err(Errno::NOENT) => {}
+        Err(Errno::NOENT) => 0,
         Err(e) => return Err(path_error(path, e)),
-    }
-    let temporary = format!(".oubliette-{}", uuid::Uuid::new_v4().simple());
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let written = (|| {
-        let fd = rustix::fs::openat(&folder, temporary.as_str(), flags, Mode::from_raw_mode(0o644))?;
-        let mut file = File::from(fd);
-        file.write_all(content)?;
-        file.sync_all()?;
-        rustix::fs::renameat(&folder, temporary.as_str(), &folder, name.as_str())?;
-        Ok::<_, std::io::Error>(())
-    })();
-    written.map_err(|e| {
-        let _ = rustix::fs::unlinkat(&folder, temporary.as_str(), AtFlags::empty());
-        match e.raw_os_error() {
-            Some(code) => path_error(path, Errno::from_raw_os_error(code)),
-            None => Error::internal(e),
-        }
+    };
+    admit.map_or(Ok(()), |admit| admit(replaced))?;
+    upload::replace_file(uploads, &folder, name, content).map_err(|e| match e.raw_os_error() {
+        Some(code) => path_error(path, Errno::from_raw_os_error(code)),
+        None => Error::internal(e),
     })
 }
 
@@ -281,10 +294,42 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_file_leaves_no_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let full = |_| Err(Error::limit_exceeded("full"));
+        let written = write_file(
+            &dir.path().join("uploads"),
+            dir.path(),
+            &parsed("a/b/c"),
+            b"x",
+            full,
+        );
+        assert_eq!(written.unwrap_err().code, ErrorCode::LimitExceeded);
+        assert!(!dir.path().join("a").exists());
+    }
+
+    #[test]
     fn a_file_is_written_read_listed_and_removed() {
         let dir = tempfile::tempdir().unwrap();
-        write_file(dir.path(), &parsed("a/b/c.txt"), b"hi").unwrap();
-        write_file(dir.path(), &parsed("a/b/c.txt"), b"there").unwrap();
+        write_file(
+            &dir.path().join("uploads"),
+            dir.path(),
+            &parsed("a/b/c.txt"),
+            b"hi",
+            |_| Ok(()),
+        )
+        .unwrap();
+        write_file(
+            &dir.path().join("uploads"),
+            dir.path(),
+            &parsed("a/b/c.txt"),
+            b"there",
+            |replaced| {
+                assert!(replaced > 0);
+                Ok(())
+            },
+        )
+        .unwrap();
         assert_eq!(
             read_file(dir.path(), &parsed("/a//b/./c.txt"), 100).unwrap(),
             b"there"
@@ -319,7 +364,17 @@ mod tests {
             assert!(open_path(dir.path(), &parsed(path)).is_err(), "{path}");
         }
         for path in ["out/new", "file"] {
-            assert!(write_file(dir.path(), &parsed(path), b"x").is_err(), "{path}");
+            assert!(
+                write_file(
+                    &dir.path().join("uploads"),
+                    dir.path(),
+                    &parsed(path),
+                    b"x",
+                    |_| Ok(())
+                )
+                .is_err(),
+                "{path}"
+            );
         }
         assert!(remove_path(dir.path(), &parsed("out/secret")).is_err());
         assert_eq!(

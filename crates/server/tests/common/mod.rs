@@ -139,6 +139,7 @@ impl InProcessServer {
             title: None,
             agent_session: None,
             isolation: None,
+            images: None,
         };
         self.app.store.session_insert(row).await.unwrap();
         id

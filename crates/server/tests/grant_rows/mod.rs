@@ -3,7 +3,7 @@
 
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
-use oubliette_protocol::{ProjectId, Scope, SessionId, TokenId, WorkspaceId};
+use oubliette_protocol::{ApprovalId, ProjectId, Scope, SessionId, TokenId, WorkspaceId};
 use oubliette_server::testing::{TokenSpec, actions};
 use serde_json::{Value, json};
 
@@ -105,6 +105,25 @@ pub struct PermissionRow {
     pub never_inside: &'static [BuildArguments],
 }
 
+impl PermissionRow {
+    /// Whether the action is refused from inside a sandbox whatever its arguments are.
+    pub fn is_outside_only(&self) -> bool {
+        matches!(
+            self.action,
+            "approval_decide"
+                | "session_delete"
+                | "program_install"
+                | "program_remove"
+                | "tool_add"
+                | "library_list"
+                | "library_read"
+                | "library_push"
+                | "catalog_test"
+                | "session_queue_remove"
+        )
+    }
+}
+
 const fn permission(
     action: &'static str,
     min_scope: Scope,
@@ -127,7 +146,10 @@ use Scope::{Admin, Read, Write};
 const PROJECT: BuildArguments = |t| json!({ "project_id": t.project });
 const WORKSPACE: BuildArguments = |t| json!({ "workspace_id": t.workspace });
 const SESSION: BuildArguments = |t| json!({ "session_id": t.session });
+const QUEUED: BuildArguments = |t| json!({ "session_id": t.session, "turn": 99 });
+const ENTRY: BuildArguments = |_| json!({ "id": "reader" });
 const NOTHING: BuildArguments = |_| json!({});
+const DECISION: BuildArguments = |_| json!({ "approval_id": ApprovalId::generate(), "decision": "allow" });
 
 /// `agent_put` of an agent that no session of the test uses, with `more` merged into its definition.
 fn agent(more: Value) -> Value {
@@ -141,6 +163,11 @@ fn stdio(more: Value) -> Value {
         json!({ "kind": "mcp", "transport": "stdio", "command": "x" }),
         more,
     )
+}
+
+/// `catalog_put` of a server reached over the network.
+fn remote(transport: &str, endpoint: &str) -> Value {
+    json!({ "id": "other", "definition": { "kind": "mcp", "transport": transport, "endpoint": endpoint } })
 }
 
 fn put(key: &str, mut definition: Value, more: Value) -> Value {
@@ -183,6 +210,9 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
             |t| json!({ "project_id": t.project, "sandbox": { "network": "proxy" } }),
             |t| json!({ "project_id": t.project, "sandbox": { "memory_mb": 64 } }),
             |t| json!({ "project_id": t.project, "limits": { "max_depth": 3 } }),
+            |t| json!({ "project_id": t.project, "limits": { "tokens_per_day": 1 } }),
+            |t| json!({ "project_id": t.project, "limits": { "cost_usd_per_day": null } }),
+            |t| json!({ "project_id": t.project, "limits": { "tool_calls_per_turn": 1 } }),
             |t| json!({ "project_id": t.project, "api_key": { "scope": "read" } }),
             |t| json!({ "project_id": t.project, "env": { "A": "b" } }),
             |t| json!({ "project_id": t.project, "agent": "assistant" }),
@@ -210,6 +240,7 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
     ),
     permission("session_cancel", Write, Missing, SESSION, &[]),
     permission("session_end", Write, Missing, SESSION, &[]),
+    permission("session_delete", Write, Missing, SESSION, &[SESSION]),
     permission("session_get", Read, Missing, SESSION, &[]),
     permission("session_list", Read, Unlisted, NOTHING, &[]),
     permission("session_events", Read, Missing, SESSION, &[]),
@@ -223,6 +254,8 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
             |t| json!({ "session_id": t.parent, "agent": "assistant" }),
         ],
     ),
+    permission("session_queue_list", Read, Missing, SESSION, &[]),
+    permission("session_queue_remove", Write, Missing, QUEUED, &[QUEUED]),
     permission(
         "caller_tool_response",
         Write,
@@ -230,6 +263,8 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
         |t| json!({ "session_id": t.session, "request_id": "x" }),
         &[],
     ),
+    permission("approval_list", Read, Missing, PROJECT, &[]),
+    permission("approval_decide", Write, Missing, DECISION, &[DECISION]),
     permission("tool_list", Read, Missing, SESSION, &[]),
     permission(
         "tool_call",
@@ -245,7 +280,24 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
         |t| json!({ "session_id": t.session, "server": "reader" }),
         &[|t| json!({ "session_id": t.parent, "server": "reader" })],
     ),
+    permission(
+        "tool_explain",
+        Admin,
+        Missing,
+        |t| json!({ "agent": "demo", "session_id": t.session }),
+        &[],
+    ),
     permission("debugger_events", Read, Missing, SESSION, &[]),
+    permission(
+        "figures_report",
+        Read,
+        Missing,
+        |t| json!({ "project_id": t.project, "minutes": 15 }),
+        &[],
+    ),
+    permission("catalog_status", Read, Unlisted, NOTHING, &[]),
+    permission("catalog_test", Admin, Denied, ENTRY, &[ENTRY]),
+    permission("preset_list", Read, Same, NOTHING, &[]),
     permission("agent_list", Read, Same, NOTHING, &[]),
     permission("agent_get", Read, Same, |_| json!({ "slug": "demo" }), &[]),
     permission(
@@ -260,7 +312,15 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
             |_| json!({ "slug": "grandchild", "definition": { "name": "N", "prompt": "p" } }),
             |_| agent(json!({ "sandbox": { "network": "host" } })),
             |_| agent(json!({ "sandbox": { "network": "proxy" } })),
+            |_| agent(json!({ "env": { "A": "${env:HOME}" } })),
+            |_| agent(json!({ "env": { "A": "***" } })),
+            |_| {
+                agent(
+                    json!({ "runtime": { "kind": "acp", "command": ["x"], "env": { "A": "${env:HOME}" } } }),
+                )
+            },
             |_| agent(json!({ "runtime": { "kind": "acp", "command": ["x"], "read_only": ["/etc"] } })),
+            |_| agent(json!({ "runtime": { "kind": "acp", "program": { "npm": "left-pad@1.3.0" } } })),
         ],
     ),
     permission(
@@ -283,7 +343,14 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
             |_| reader("shell"),
             |_| stdio(json!({ "isolation": "host" })),
             |_| stdio(json!({ "network": "proxy" })),
+            |_| stdio(json!({ "args": ["${env:HOME}"] })),
+            |_| stdio(json!({ "env": { "A": "x${env:HOME}" } })),
+            |_| stdio(json!({ "env": { "A": "***" } })),
+            |_| remote("http", "http://example.com/mcp"),
+            |_| remote("ws", "ws://example.com"),
+            |_| remote("tcp", "example.com:80"),
             |_| stdio(json!({ "read_only": ["/etc"] })),
+            |_| stdio(json!({ "command": "", "program": { "npm": "left-pad@1.3.0" } })),
         ],
     ),
     permission(
@@ -292,6 +359,49 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
         Denied,
         |_| json!({ "id": "nothing" }),
         &[|_| json!({ "id": "reader" })],
+    ),
+    permission(
+        "program_install",
+        Admin,
+        Denied,
+        |_| json!({ "package": "npm:not-pinned" }),
+        &[|_| json!({ "package": "npm:left-pad@1.3.0" })],
+    ),
+    permission("program_list", Read, Same, NOTHING, &[]),
+    permission(
+        "program_remove",
+        Admin,
+        Denied,
+        |_| json!({ "program_id": "npm-nothing-1.0.0-00000000" }),
+        &[|_| json!({ "program_id": "npm-nothing-1.0.0-00000000" })],
+    ),
+    permission(
+        "tool_add",
+        Admin,
+        Denied,
+        |_| json!({ "command": ["some-server"], "id": "added" }),
+        &[
+            |_| json!({ "command": ["some-server"], "id": "added" }),
+            |_| json!({ "command": ["npx", "-y", "left-pad"] }),
+        ],
+    ),
+    permission("library_list", Admin, Denied, NOTHING, &[NOTHING]),
+    permission(
+        "library_read",
+        Admin,
+        Denied,
+        |_| json!({ "kind": "agent", "id": "nobody" }),
+        &[|_| json!({ "kind": "agent", "id": "nobody" })],
+    ),
+    permission(
+        "library_push",
+        Admin,
+        Denied,
+        |_| json!({ "puts": [] }),
+        &[
+            |_| json!({ "puts": [] }),
+            |_| json!({ "deletes": [{ "kind": "agent", "id": "nobody" }] }),
+        ],
     ),
     permission(
         "token_create",
@@ -309,7 +419,9 @@ pub const PERMISSION_TABLE: &[PermissionRow] = &[
         &[],
     ),
     permission("audit_list", Admin, Unlisted, NOTHING, &[]),
+    permission("usage_report", Read, Missing, PROJECT, &[]),
     permission("server_info", Read, Same, NOTHING, &[]),
+    permission("server_list", Read, Same, NOTHING, &[]),
     permission("doctor", Admin, Same, NOTHING, &[]),
 ];
 

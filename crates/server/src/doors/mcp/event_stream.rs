@@ -5,7 +5,7 @@
 //! does not read costs no memory and delays nobody. The stream is dropped when the client disconnects.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -17,9 +17,10 @@ use futures::{
     stream::{BoxStream, SelectAll},
 };
 use oubliette_protocol::{
-    Result,
+    Result, ServerId,
     event::{EVENT_LOGGER, EventBody, SessionEvent, SessionStatus},
 };
+use oubliette_session::HoldKind;
 use oubliette_store::LogFollower;
 use parking_lot::Mutex;
 use rmcp::{
@@ -32,7 +33,9 @@ use rmcp::{
 use tokio::sync::watch;
 
 use super::mcp_sessions::{LogSubscription, McpSession, McpSessionGuard};
-use crate::{app::App, presence::PresenceGuard};
+use crate::{
+    app::App, doors::token_budget::StreamCharge, hop::presence::RemoteHold, presence::PresenceGuard,
+};
 
 /// Maximum number of positions in one event id. Logs that are left out are replayed from the client's last message to
 /// their session.
@@ -118,6 +121,9 @@ struct EventPuller {
     ended: BoxFuture<'static, ()>,
     /// Requests to the client's tools that were open before this stream, until all are sent again.
     open_requests: Option<BoxStream<'static, Result<Arc<SessionEvent>>>>,
+    charge: StreamCharge,
+    /// What marks its callers as present at other servers of the cluster.
+    remote_presence: HashMap<ServerId, RemoteHold>,
     _presence: PresenceGuard,
     _session_guard: McpSessionGuard,
 }
@@ -144,6 +150,17 @@ pub(crate) fn event_frames(
     let key = PresenceGuard::mcp_key(mcp_session.owner(), &mcp_session.id);
     // Present before its open requests are read, so that no request is made in between and missed.
     let presence = PresenceGuard::for_stream(&app, key.clone());
+    let mut open_requests = vec![app.sessions.open_requests(&key).boxed()];
+    let mut remote_presence = HashMap::new();
+    if let Some(hop) = &app.hop {
+        for peer in mcp_session.peers() {
+            let hold = hop.hold_at(peer.clone(), key.clone(), HoldKind::Stream);
+            // Present before they are read, there as well.
+            let requests = hop.open_requests_at(peer.clone(), key.clone(), hold.held());
+            open_requests.push(requests.map(Ok).boxed());
+            remote_presence.insert(peer.server_id, hold);
+        }
+    }
     let puller = EventPuller {
         stream_number: mcp_session.register_stream(),
         changes: mcp_session.changes(),
@@ -154,7 +171,9 @@ pub(crate) fn event_frames(
         attached: HashSet::new(),
         ready: VecDeque::new(),
         ended,
-        open_requests: Some(app.sessions.open_requests(&key).boxed()),
+        open_requests: Some(futures::stream::iter(open_requests).flatten().boxed()),
+        remote_presence,
+        charge: app.token_budgets.stream_of(mcp_session.owner()),
         _presence: presence,
         _session_guard: mcp_session.keep_open(),
         app,
@@ -189,6 +208,7 @@ impl EventPuller {
             let version = *self.changes.borrow_and_update();
             if self.seen_change != Some(version) {
                 self.follow_new_logs();
+                self.hold_at_peers();
                 self.seen_change = Some(version);
             }
             let may_send = self.mcp_session.is_newest_stream(self.stream_number) && !self.followed.is_empty();
@@ -252,10 +272,25 @@ impl EventPuller {
         }
     }
 
+    /// Marks the client's callers as present at the other servers that run sessions it sent messages to.
+    fn hold_at_peers(&mut self) {
+        let Some(hop) = &self.app.hop else { return };
+        for peer in self.mcp_session.peers() {
+            let key = PresenceGuard::mcp_key(self.mcp_session.owner(), &self.mcp_session.id);
+            self.remote_presence
+                .entry(peer.server_id.clone())
+                .or_insert_with(|| hop.hold_at(peer, key, HoldKind::Stream));
+        }
+    }
+
     fn handle_event(&mut self, number: usize, event: &SessionEvent) -> Option<()> {
         let log = self.mcp_session.record_sent(number, event.index)?;
         self.positions.advance(number, event.index);
         if log.push_events && event.body.is_pushed() {
+            if let Err(over) = self.charge.send(event) {
+                tracing::warn!(%over, "an event stream ends: its client does not read");
+                return None;
+            }
             self.queue_frame(event_notification(event).ok()?);
         }
         if log.notify_updates {

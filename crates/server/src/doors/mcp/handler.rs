@@ -10,28 +10,34 @@ use std::{
 };
 
 use http::request::Parts;
-use oubliette_protocol::{Error, event::SessionEvent};
+use oubliette_handoff::progress::{Heartbeat, ProgressNotifier, ProgressReports, with_progress};
+use oubliette_protocol::{Error, event::SessionEvent, relay::ProgressCallback};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, CompleteRequestParams, CompleteResult,
         ContentBlock, GetPromptRequestParams, GetPromptResponse, Implementation, ListPromptsResult,
         ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
-        ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig,
-        SetLevelRequestMethod, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, Tool,
-        ToolAnnotations, UnsubscribeRequestParams,
+        ProgressNotificationParam, ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse,
+        ServerCapabilities, ServerConfig, SetLevelRequestMethod, SetLevelRequestParams,
+        SubscribeRequestParams, SubscriptionFilter, Tool, ToolAnnotations, UnsubscribeRequestParams,
     },
     service::{NotificationContext, Peer, RequestContext, SubscriptionContext},
 };
 use serde_json::Value;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PROTOCOL_VERSIONS, event_stream, fixtures, mcp_sessions::McpSession, resources,
+    PROTOCOL_VERSIONS,
+    approval_prompts::{self, PromptForm},
+    event_stream, fixtures,
+    mcp_sessions::McpSession,
+    resources,
     session_manager::ClientGone,
 };
 use crate::{
-    actions::{self, ActionDefinition, ActionOrigin, Effect, EventSink, OutsideCall},
+    actions::{self, ActionDefinition, ClientContext, Effect, EventSink, RequestHop},
     app::App,
     auth::Grant,
 };
@@ -45,12 +51,14 @@ caller_tool_request event with caller_tool_response.";
 #[derive(Clone)]
 pub(crate) struct McpHandler {
     app: Arc<App>,
+    /// The timer of progress notifications, one for all handlers of a server.
+    heartbeat: Heartbeat,
 }
 
 impl McpHandler {
     /// A handler of a server's requests.
-    pub(crate) fn new(app: Arc<App>) -> Self {
-        Self { app }
+    pub(crate) fn new(app: Arc<App>, heartbeat: Heartbeat) -> Self {
+        Self { app, heartbeat }
     }
 
     /// The grant that `mcp::serve` attached to this request.
@@ -73,6 +81,94 @@ impl McpHandler {
     /// A tool of the conformance suite, in a server started with `--test-fixtures`.
     fn fixture(&self, name: &str) -> Option<Tool> {
         fixtures::find(name).filter(|_| self.app.config.test_fixtures)
+    }
+
+    /// Performs the action that a tool call names. Its progress, if it has any, goes to `progress`.
+    async fn call_action(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+        grant: Grant,
+        progress: Option<ProgressCallback>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        if actions::find(&request.name).is_none() {
+            return Err(ErrorData::invalid_params(
+                actions::unknown_action(&request.name).message,
+                None,
+            ));
+        }
+        let disconnected = context
+            .extensions
+            .get::<ClientGone>()
+            .map(|g| g.0.clone())
+            .unwrap_or_default();
+        let gone = CancellationToken::new();
+        let (announce, mut announced) = mpsc::unbounded_channel();
+        let client = ClientContext {
+            mcp_session: self.mcp_session(&context).map(|l| l.id.clone()),
+            cancellation: gone.clone(),
+            progress,
+            stream: wants_events(&context)
+                .then(|| Arc::new(ResponseEventSink(context.peer.clone())) as Arc<dyn EventSink>),
+            awaited_session: Some(announce),
+            messaged_session: None,
+            stop_waiting: CancellationToken::new(),
+            hop: RequestHop::First,
+        };
+        let prompt_form = PromptForm::of(&request, &context);
+        let leaving = async {
+            tokio::select! {
+                () = context.ct.cancelled() => {}
+                () = disconnected.cancelled() => {}
+            }
+            gone.cancel();
+            // The action can see the cancellation but is not aborted: half a change is worse than a change without a client.
+            std::future::pending::<Infallible>().await
+        };
+        if let (Some(PromptForm::Result), Some(state)) = (&prompt_form, &request.request_state) {
+            let responses = request.input_responses.as_ref();
+            let resumed = approval_prompts::resume(&self.app, &grant, state, responses, &client);
+            return tokio::select! {
+                resumed = resumed => resumed,
+                never = leaving => match never {},
+            };
+        }
+        let work = actions::perform(
+            &self.app,
+            &grant,
+            &request.name,
+            request.arguments.unwrap_or_default(),
+            &client,
+        );
+        let mut approval = None;
+        let prompting = async {
+            match &prompt_form {
+                Some(PromptForm::Request(peer)) => {
+                    approval_prompts::ask_by_request(&self.app, &grant, peer, &mut announced).await
+                }
+                Some(PromptForm::Result) => {
+                    if let Some(awaited) = announced.recv().await {
+                        approval = Some(approval_prompts::first_approval(&self.app, &grant, &awaited).await);
+                        client.stop_waiting.cancel();
+                    }
+                    std::future::pending().await
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            never = leaving => match never {},
+            never = prompting => match never {},
+        };
+        match (outcome, approval) {
+            (Ok(reply), Some(approval)) if reply.get("text").is_none() => {
+                let asked =
+                    approval_prompts::input_required(&self.app, &grant, &reply, approval, Vec::new()).await;
+                Ok(asked.map_or_else(|error| tool_result(Err(error)).into(), Into::into))
+            }
+            (outcome, _) => Ok(tool_result(outcome).into()),
+        }
     }
 }
 
@@ -103,6 +199,16 @@ impl EventSink for ResponseEventSink {
     }
 }
 
+/// Sends progress to the client of a request.
+struct ClientProgress(Peer<RoleServer>);
+
+impl ProgressNotifier for ClientProgress {
+    async fn notify(&self, params: ProgressNotificationParam) {
+        // A failure is ignored: the request of a client that disconnected is cancelled anyway.
+        let _ = self.0.notify_progress(params).await;
+    }
+}
+
 /// An action's MCP tool, from a cache: schemas are large, and rmcp asks for the tool with every call.
 fn cached_tool(definition: &'static ActionDefinition) -> Tool {
     static TOOLS: OnceLock<HashMap<&'static str, Tool>> = OnceLock::new();
@@ -126,7 +232,7 @@ fn build_tool(definition: &'static ActionDefinition) -> Tool {
     Tool::new(definition.name, definition.description, schema).with_annotations(annotations)
 }
 
-fn tool_result(outcome: Result<Value, Error>) -> CallToolResult {
+pub(super) fn tool_result(outcome: Result<Value, Error>) -> CallToolResult {
     match outcome {
         Ok(value) => CallToolResult::structured(value),
         Err(error) => {
@@ -186,45 +292,14 @@ impl ServerHandler for McpHandler {
         if self.fixture(&request.name).is_some() {
             return fixtures::call(request, context).await;
         }
-        if actions::find(&request.name).is_none() {
-            return Err(ErrorData::invalid_params(
-                actions::unknown_action(&request.name).message,
-                None,
-            ));
-        }
-        let disconnected = context
-            .extensions
-            .get::<ClientGone>()
-            .map(|g| g.0.clone())
-            .unwrap_or_default();
-        let gone = CancellationToken::new();
-        let origin = ActionOrigin::Outside(OutsideCall {
-            mcp_session: self.mcp_session(&context).map(|l| l.id.clone()),
-            cancellation: gone.clone(),
-            stream: wants_events(&context)
-                .then(|| Arc::new(ResponseEventSink(context.peer.clone())) as Arc<dyn EventSink>),
-        });
-        let leaving = async {
-            tokio::select! {
-                () = context.ct.cancelled() => {}
-                () = disconnected.cancelled() => {}
-            }
-            gone.cancel();
-            // The action can see the cancellation but is not aborted: half a change is worse than a change without a client.
-            std::future::pending::<Infallible>().await
+        let Some(token) = context.meta.get_progress_token() else {
+            return self.call_action(request, context, grant, None).await;
         };
-        let work = actions::perform(
-            &self.app,
-            &grant,
-            &request.name,
-            request.arguments.unwrap_or_default(),
-            &origin,
-        );
-        let outcome = tokio::select! {
-            outcome = work => outcome,
-            never = leaving => match never {},
-        };
-        Ok(tool_result(outcome).into())
+        let client = ClientProgress(context.peer.clone());
+        let reports = Arc::new(ProgressReports::default());
+        let calling = self.call_action(request, context, grant, Some(reports.queueing()));
+        // Boxed, so that the handler of every request stays small.
+        Box::pin(with_progress(calling, token, &reports, &self.heartbeat, &client)).await
     }
 
     async fn set_level(

@@ -1,6 +1,7 @@
 //! Stateful MCP sessions: the owner of each, the Oubliette sessions whose events it gets, and when it was last used.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeSet, HashMap},
     sync::{
         Arc, OnceLock,
@@ -9,15 +10,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oubliette_protocol::{SessionId, TokenId};
+use oubliette_protocol::{ServerId, SessionId, TokenId};
+use oubliette_store::PeerServer;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::auth::Grant;
 
 /// All stateful MCP sessions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct McpSessions {
+    /// How many there may be; one holder may have a quarter.
+    most: usize,
     by_id: Mutex<HashMap<Arc<str>, Arc<McpSession>>>,
 }
 
@@ -33,6 +37,8 @@ pub struct McpSession {
     open_count: AtomicUsize,
     state: Mutex<SubscriptionState>,
     changes: watch::Sender<u64>,
+    /// The other servers of the cluster that run sessions it sent messages to.
+    peers: Mutex<HashMap<ServerId, PeerServer>>,
 }
 
 /// The logs an MCP session subscribes to, and its open GET streams.
@@ -58,10 +64,31 @@ pub(crate) struct LogSubscription {
     pub notify_updates: bool,
 }
 
-/// Maximum number of MCP sessions of one token; beyond it the one idle longest is closed.
-const MAX_SESSIONS_PER_TOKEN: usize = 1000;
+/// Who has MCP sessions: a token, or all the tokens of one agent together, which can make more of them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum SessionHolder {
+    Token(Option<TokenId>),
+    Agent(SessionId),
+}
+
+impl SessionHolder {
+    fn of(grant: &Grant) -> Self {
+        match grant.inside() {
+            Some(session) => Self::Agent(session.clone()),
+            None => Self::Token(grant.token_id().cloned()),
+        }
+    }
+}
 
 impl McpSessions {
+    /// No MCP sessions yet, and at most `most` at a time.
+    pub(crate) fn new(most: u32) -> Self {
+        Self {
+            most: most as usize,
+            by_id: Mutex::default(),
+        }
+    }
+
     /// Adds a new MCP session, which has no owner yet.
     pub(crate) fn register(&self, id: &Arc<str>) -> Arc<McpSession> {
         let session = Arc::new(McpSession {
@@ -72,6 +99,7 @@ impl McpSessions {
             open_count: AtomicUsize::new(0),
             state: Mutex::default(),
             changes: watch::channel(0).0,
+            peers: Mutex::default(),
         });
         self.by_id.lock().insert(id.clone(), session.clone());
         session
@@ -101,23 +129,44 @@ impl McpSessions {
             .sum()
     }
 
-    /// Sets the owner of a new MCP session. Returns the idle ones of the same token that have to be closed to stay
-    /// within the maximum.
+    /// Sets the owner of a new MCP session. Returns the idle ones that have to be closed to stay within the maximum:
+    /// the longest idle of the same holder, and past the maximum of all, of the holder that has most.
     pub(crate) fn set_owner(&self, id: &str, grant: &Grant) -> Vec<Arc<str>> {
         let all = self.by_id.lock();
         let Some(session) = all.get(id) else {
             return Vec::new();
         };
-        let _ = session.owner.set(grant.clone());
-        let owner = grant.token_id();
+        let most_of_one = (self.most / 4).max(1);
+        if session.owner.set(grant.clone()).is_err() || all.len() <= most_of_one {
+            return Vec::new();
+        }
+        let own = SessionHolder::of(grant);
+        let mut counts: HashMap<SessionHolder, usize> = HashMap::new();
+        for holder in all.values().filter_map(|l| l.holder()) {
+            *counts.entry(holder).or_default() += 1;
+        }
         let mut idle: Vec<_> = all
             .values()
-            .filter(|l| l.token() == owner && l.id != session.id)
+            .filter(|l| l.id != session.id && !l.is_open())
+            .filter_map(|l| Some((*l.last_used.lock(), l.holder()?, l.id.clone())))
             .collect();
-        let over = (idle.len() + 1).saturating_sub(MAX_SESSIONS_PER_TOKEN);
-        idle.retain(|l| !l.is_open());
-        idle.sort_by_key(|l| *l.last_used.lock());
-        idle.into_iter().take(over).map(|l| l.id.clone()).collect()
+        idle.sort_by_key(|(last_used, ..)| *last_used);
+        let mut closed = Vec::new();
+        if counts.get(&own).is_some_and(|count| *count > most_of_one)
+            && let Some(at) = idle.iter().position(|(_, holder, _)| *holder == own)
+        {
+            closed.push(idle.remove(at).2);
+            counts.entry(own).and_modify(|count| *count -= 1);
+        }
+        // If none is idle, each has a connection open, and those are bounded.
+        if counts.values().sum::<usize>() > self.most
+            && let Some((.., id)) = idle
+                .iter()
+                .min_by_key(|(_, holder, _)| Reverse(counts.get(holder)))
+        {
+            closed.push(id.clone());
+        }
+        closed
     }
 
     /// MCP sessions without an open request or stream that were not used for this long.
@@ -136,8 +185,8 @@ impl McpSession {
         self.owner.get()
     }
 
-    fn token(&self) -> Option<&TokenId> {
-        self.owner().and_then(Grant::token_id)
+    fn holder(&self) -> Option<SessionHolder> {
+        self.owner().map(SessionHolder::of)
     }
 
     /// Whether it was opened with the same token.
@@ -189,6 +238,20 @@ impl McpSession {
         }
         drop(state);
         self.changes.send_modify(|n| *n += 1);
+    }
+
+    /// Notes that another server of the cluster runs a session it sends messages to, where its callers are present.
+    pub(crate) fn record_peer(&self, peer: &PeerServer) {
+        self.peers
+            .lock()
+            .entry(peer.server_id.clone())
+            .or_insert_with(|| peer.clone());
+        self.changes.send_modify(|n| *n += 1);
+    }
+
+    /// The other servers that run sessions it sent messages to.
+    pub(crate) fn peers(&self) -> Vec<PeerServer> {
+        self.peers.lock().values().cloned().collect()
     }
 
     /// Notifies of new events in a session's log from now on. `last` is the log's last index.

@@ -5,9 +5,12 @@
 //!
 //! - [`mcp_sessions`]: stateful MCP sessions, their owners and the logs they subscribe to.
 //! - [`session_manager`]: wraps rmcp's session manager. [`event_stream`]: the events of a GET stream.
-//! - [`handler`]: the MCP methods. [`resources`]: sessions' logs as resources.
+//! - [`handler`]: the MCP methods. [`approval_prompts`]: asks a client's user about calls that wait for approval;
+//!   [`approval_question`]: how one is asked about. [`resources`]: sessions' logs as resources.
 //! - [`fixtures`]: tools of the MCP conformance suite, in servers under test only.
 
+pub(crate) mod approval_prompts;
+mod approval_question;
 pub(crate) mod event_stream;
 pub(crate) mod fixtures;
 pub(crate) mod handler;
@@ -25,6 +28,8 @@ use axum::{
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::Full;
+use oubliette_handoff::progress::Heartbeat;
+use oubliette_protocol::{OverBudget, ServerId};
 use rmcp::{
     model::ProtocolVersion,
     transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService},
@@ -34,11 +39,11 @@ use serde_json::json;
 use super::{
     DoorKind,
     access::{self, AcceptedCredentials},
-    body::{self, BodyError},
+    body::{self, BodyError, RequestBody},
     http::HttpDoors,
     reply,
 };
-use crate::app::App;
+use crate::{app::App, auth::Grant, hop::proxy::ProxiedMcp};
 use handler::McpHandler;
 use session_manager::McpSessionManager;
 
@@ -81,8 +86,9 @@ impl McpEndpoint {
             .with_sse_retry(None)
             .with_cancellation_token(app.stopped.child_token())
             .with_max_request_body_bytes(body::MAX_BODY_BYTES);
-        let service =
-            StreamableHttpService::new(move || Ok(McpHandler::new(app.clone())), manager.clone(), config);
+        let heartbeat = Heartbeat::default();
+        let new_handler = move || Ok(McpHandler::new(app.clone(), heartbeat.clone()));
+        let service = StreamableHttpService::new(new_handler, manager.clone(), config);
         Self { service, manager }
     }
 
@@ -104,7 +110,113 @@ pub(crate) async fn serve(
             Ok(grant) => grant,
             Err(refused) => return refused,
         };
+    match Box::pin(pass_on(&doors, &grant, request)).await {
+        Ok(request) => serve_here(&doors, grant, request).await,
+        Err(response) => response,
+    }
+}
+
+/// Passes a request on if its MCP session is at another server of the cluster; the error is the response. Else returns the
+/// request.
+async fn pass_on(doors: &HttpDoors, grant: &Grant, request: Request) -> Result<Request, Response> {
+    let app = &doors.app;
+    let Some((hop, server)) = app.hop.as_ref().zip(mcp_session_server(request.headers())) else {
+        return Ok(request);
+    };
+    if server == *hop.server_id() {
+        return Ok(request);
+    }
+    let peer = hop
+        .running_peer(&server)
+        .await
+        .map_err(|error| reply::error(&error))?;
+    let Some(peer) = peer else {
+        return Err(no_mcp_session());
+    };
+    let (parts, body) = request.into_parts();
+    let RequestBody {
+        bytes,
+        charge: _charge,
+    } = read_body(app, grant, &parts, body).await?;
+    let proxied = hop
+        .proxy_mcp(app, &peer, grant, parts.method, &parts.headers, bytes)
+        .await;
+    Err(match proxied {
+        ProxiedMcp::Response(response) => response,
+        ProxiedMcp::Ended => no_mcp_session(),
+        ProxiedMcp::Unavailable(error) => {
+            tracing::warn!(error = %error.for_log(), "a request for an MCP session at another server failed");
+            rpc_error(StatusCode::SERVICE_UNAVAILABLE, -32000, &error.message)
+        }
+    })
+}
+
+/// The server that has the MCP session a request names. In a cluster clients see `<server id>.<id>`.
+fn mcp_session_server(headers: &HeaderMap) -> Option<ServerId> {
+    let id = headers.get(SESSION_ID_HEADER)?.to_str().ok()?;
+    id.split_once('.')?.0.parse().ok()
+}
+
+/// Takes this server's id away from the id of an MCP session that a client named.
+fn remove_server_id(app: &App, headers: &mut HeaderMap) {
+    let inner = app.hop.as_ref().and_then(|hop| {
+        let id = headers.get(SESSION_ID_HEADER)?.to_str().ok()?;
+        let inner = id.strip_prefix(hop.server_id().as_str())?.strip_prefix('.')?;
+        HeaderValue::from_str(inner).ok()
+    });
+    if let Some(inner) = inner {
+        headers.insert(SESSION_ID_HEADER, inner);
+    }
+}
+
+/// Adds it to the id that a response names.
+fn add_server_id(app: &App, headers: &mut HeaderMap) {
+    let shown = app.hop.as_ref().and_then(|hop| {
+        let id = headers.get(SESSION_ID_HEADER)?.to_str().ok()?;
+        HeaderValue::from_str(&format!("{}.{id}", hop.server_id())).ok()
+    });
+    if let Some(shown) = shown {
+        headers.insert(SESSION_ID_HEADER, shown);
+    }
+}
+
+fn no_mcp_session() -> Response {
+    rpc_error(
+        StatusCode::NOT_FOUND,
+        -32001,
+        "there is no such MCP session; initialize a new one",
+    )
+}
+
+/// Reads the body of a message, charged to its token as what it takes once it is parsed; other requests have none.
+async fn read_body(
+    app: &App,
+    grant: &Grant,
+    parts: &http::request::Parts,
+    body: Body,
+) -> Result<RequestBody, Response> {
+    let charge = app.token_budgets.request_of(Some(grant));
+    if parts.method != Method::POST {
+        let bytes = bytes::Bytes::new();
+        return Ok(RequestBody { bytes, charge });
+    }
+    let over_budget =
+        |over: OverBudget| rpc_error(StatusCode::SERVICE_UNAVAILABLE, -32000, &over.to_string());
+    let read = body::read(&parts.headers, body, charge).await;
+    let mut body = read.map_err(|error| match error {
+        BodyError::TooLarge => reply::body_too_large(body::MAX_BODY_BYTES),
+        BodyError::Incomplete => rpc_error(StatusCode::BAD_REQUEST, -32700, "the request body is incomplete"),
+        BodyError::OverBudget(over) => over_budget(over),
+    })?;
+    body.charge.parse(&body.bytes).map_err(over_budget)?;
+    Ok(body)
+}
+
+/// Serves a request whose MCP session, if it has one, is at this server.
+pub(crate) async fn serve_here(doors: &HttpDoors, grant: Grant, request: Request) -> Response {
+    let app = &doors.app;
     let (mut parts, body) = request.into_parts();
+    remove_server_id(app, &mut parts.headers);
     // An MCP session id works only for the token that opened the session.
     if let Some(id) = parts.headers.get(SESSION_ID_HEADER) {
         let mcp_session = id
@@ -114,13 +226,7 @@ pub(crate) async fn serve(
             .filter(|l| l.belongs_to(&grant));
         match mcp_session {
             Some(mcp_session) => mcp_session.touch(),
-            None => {
-                return rpc_error(
-                    StatusCode::NOT_FOUND,
-                    -32001,
-                    "there is no such MCP session; initialize a new one",
-                );
-            }
+            None => return no_mcp_session(),
         }
     }
     if parts.method == Method::POST {
@@ -136,15 +242,9 @@ pub(crate) async fn serve(
             .headers
             .insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
     }
-    let body = match parts.method {
-        Method::POST => match body::read(&parts.headers, body).await {
-            Ok(bytes) => bytes,
-            Err(BodyError::TooLarge) => return reply::body_too_large(body::MAX_BODY_BYTES),
-            Err(BodyError::Incomplete) => {
-                return rpc_error(StatusCode::BAD_REQUEST, -32700, "the request body is incomplete");
-            }
-        },
-        _ => bytes::Bytes::new(),
+    let (body, _charge) = match read_body(app, &grant, &parts, body).await {
+        Ok(RequestBody { bytes, charge }) => (bytes, charge),
+        Err(refused) => return refused,
     };
     if parts.method == Method::POST
         && let Some((code, why)) = check_body(&body)
@@ -175,6 +275,7 @@ pub(crate) async fn serve(
         }
     }
     let mut answer = answer.map(Body::new).into_response();
+    add_server_id(app, answer.headers_mut());
     if method == Method::DELETE && answer.status() == StatusCode::ACCEPTED {
         // Clients treat 200 and 204 as success, but 202 as a failure.
         *answer.status_mut() = StatusCode::NO_CONTENT;

@@ -8,7 +8,7 @@ use futures::{
 };
 use oubliette_protocol::{Error, ErrorCode, SessionId};
 use oubliette_session::HoldKind;
-use oubliette_store::{PageRequest, SessionFilter};
+use oubliette_store::{ListPage, PageRequest, SessionFilter, SessionRow};
 use rmcp::{
     ErrorData,
     model::{
@@ -68,27 +68,28 @@ pub(crate) async fn resolve_uri(app: &App, grant: &Grant, uri: &str) -> Result<(
     })
 }
 
+/// A page of the sessions the grant may see.
+async fn visible_sessions(
+    app: &App,
+    grant: &Grant,
+    page: PageRequest,
+) -> Result<ListPage<SessionRow>, ErrorData> {
+    let filter = SessionFilter {
+        project: grant.project().cloned(),
+        ..SessionFilter::default()
+    };
+    let sessions = app.store.session_list(filter, page).await;
+    sessions.map_err(|e| to_rpc_error(&e))
+}
+
 /// Lists the logs of all sessions the grant may see.
 pub(crate) async fn list(
     app: &App,
     grant: &Grant,
     cursor: Option<String>,
 ) -> Result<ListResourcesResult, ErrorData> {
-    let filter = SessionFilter {
-        project: grant.project().cloned(),
-        ..SessionFilter::default()
-    };
-    let page = app
-        .store
-        .session_list(
-            filter,
-            PageRequest {
-                limit: Some(100),
-                cursor,
-            },
-        )
-        .await
-        .map_err(|e| to_rpc_error(&e))?;
+    let limit = Some(100);
+    let page = visible_sessions(app, grant, PageRequest { limit, cursor }).await?;
     let resources = page.items.iter().map(|row| {
         let title = row
             .title
@@ -123,21 +124,7 @@ pub(crate) async fn complete(
             if template.uri == URI_TEMPLATE && request.argument.name == TEMPLATE_VARIABLE => {}
         _ => return Ok(CompleteResult::default()),
     }
-    let filter = SessionFilter {
-        project: grant.project().cloned(),
-        ..SessionFilter::default()
-    };
-    let page = app
-        .store
-        .session_list(
-            filter,
-            PageRequest {
-                limit: Some(COMPLETION_SCAN_LIMIT),
-                cursor: None,
-            },
-        )
-        .await
-        .map_err(|e| to_rpc_error(&e))?;
+    let page = visible_sessions(app, grant, PageRequest::first(COMPLETION_SCAN_LIMIT)).await?;
     let ids = page.items.iter().map(|row| row.session_id.to_string());
     let mut ids: Vec<_> = ids.filter(|id| id.starts_with(&request.argument.value)).collect();
     let more = ids.len() > CompletionInfo::MAX_VALUES || page.next_cursor.is_some();
@@ -192,13 +179,8 @@ pub(crate) async fn listen(
     let mut presence = Vec::new();
     for uri in uris {
         let (id, last) = resolve_uri(app, grant, &uri).await?;
-        presence.push(PresenceGuard::for_request(
-            app,
-            grant,
-            &id,
-            None,
-            HoldKind::Stream,
-        ));
+        let present = PresenceGuard::where_session_runs(app, grant, &id, HoldKind::Stream).await;
+        presence.push(present.map_err(|e| to_rpc_error(&e))?);
         // The subscription was acknowledged before the log's last index was read here. The client may have neither read
         // nor be notified of an event in between, so a log that is not empty is signalled at once.
         let missed = (last >= 0).then(|| uri.clone());

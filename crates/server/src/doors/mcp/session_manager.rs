@@ -10,7 +10,10 @@ use std::{
 
 use futures::{Stream, StreamExt as _};
 use rmcp::{
-    model::{ClientJsonRpcMessage, JsonRpcMessage, ServerJsonRpcMessage, ServerResult},
+    model::{
+        ClientJsonRpcMessage, ClientRequest, Implementation, JsonRpcMessage, ProtocolVersion,
+        ServerJsonRpcMessage, ServerResult,
+    },
     transport::streamable_http_server::session::{
         ServerSseMessage, SessionId, SessionManager,
         local::{LocalSessionManager, LocalSessionManagerError, SessionConfig},
@@ -30,6 +33,11 @@ pub(crate) struct ClientGone(pub CancellationToken);
 
 /// How long clients are told to wait before they reconnect a stream (`retry` of SSE).
 const SSE_RETRY: Duration = Duration::from_secs(1);
+
+/// How much of each text of a client's description of itself is kept, in characters.
+const MAX_CLIENT_INFO_CHARS: usize = 256;
+/// Maximum size of the experimental capabilities, and of the extensions, that are kept, as bytes of JSON.
+const MAX_CAPABILITY_BYTES: usize = 4 * 1024;
 
 /// Manages the stateful sessions of `/mcp`.
 pub(crate) struct McpSessionManager {
@@ -90,8 +98,9 @@ impl SessionManager for McpSessionManager {
     async fn initialize_session(
         &self,
         id: &SessionId,
-        message: ClientJsonRpcMessage,
+        mut message: ClientJsonRpcMessage,
     ) -> Result<ServerJsonRpcMessage, Self::Error> {
+        bound_client_info(&mut message);
         let answer = self.inner.initialize_session(id, message).await?;
         if let JsonRpcMessage::Response(response) = &answer
             && let ServerResult::InitializeResult(result) = &response.result
@@ -107,8 +116,13 @@ impl SessionManager for McpSessionManager {
     }
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        if self.app.mcp_sessions.remove(id).is_some() {
+        if let Some(mcp_session) = self.app.mcp_sessions.remove(id) {
             self.app.sessions.mcp_session_closed(id);
+            if let Some(hop) = &self.app.hop {
+                for peer in mcp_session.peers() {
+                    hop.tell_mcp_session_closed(peer, id.to_string());
+                }
+            }
         }
         self.inner.close_session(id).await
     }
@@ -196,6 +210,47 @@ impl McpSessionManager {
             frames: Some(Box::pin(frames)),
         })
     }
+}
+
+/// Bounds what rmcp keeps of an `initialize` request as long as the MCP session lives. Nothing here reads it, and a client
+/// could otherwise have megabytes kept with each of its MCP sessions.
+fn bound_client_info(message: &mut ClientJsonRpcMessage) {
+    let JsonRpcMessage::Request(request) = message else {
+        return;
+    };
+    let ClientRequest::InitializeRequest(initialize) = &mut request.request else {
+        return;
+    };
+    let params = &mut initialize.params;
+    let given = std::mem::replace(
+        &mut params.client_info,
+        Implementation::new(String::new(), String::new()),
+    );
+    params.client_info = Implementation::new(truncate(&given.name), truncate(&given.version));
+    params.client_info.title = given.title.as_deref().map(truncate);
+    if params.protocol_version.as_str().len() > MAX_CLIENT_INFO_CHARS {
+        // No revision that exists; the server answers with one it has.
+        params.protocol_version = ProtocolVersion::V_2024_11_05;
+    }
+    params.meta = None;
+    let capabilities = &mut params.capabilities;
+    if let Some(sampling) = &mut capabilities.sampling {
+        // That they are there says all.
+        sampling.tools.iter_mut().for_each(|tools| tools.clear());
+        sampling.context.iter_mut().for_each(|context| context.clear());
+    }
+    let is_large =
+        |value: serde_json::Result<Vec<u8>>| !value.is_ok_and(|text| text.len() <= MAX_CAPABILITY_BYTES);
+    if is_large(serde_json::to_vec(&capabilities.experimental)) {
+        capabilities.experimental = None;
+    }
+    if is_large(serde_json::to_vec(&capabilities.extensions)) {
+        capabilities.extensions = None;
+    }
+}
+
+fn truncate(text: &str) -> String {
+    text.chars().take(MAX_CLIENT_INFO_CHARS).collect()
 }
 
 /// A GET stream: rmcp's own frames and session events.

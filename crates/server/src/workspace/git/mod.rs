@@ -1,17 +1,18 @@
-//! Git commands on workspaces, run so that neither a URL nor a workspace's content can make git execute anything.
+//! Git on workspaces, always in a sandbox that holds that workspace alone.
 //!
 //! - [`remote`]: the URL and ref to clone, checked.
-//! - [`run`]: git without any configuration of the machine or user, limited in time and output.
+//! - [`sandboxed`]: one run of git: its sandbox, its settings, its limits.
+//! - [`output`]: reads what it prints.
 //! - [`mod@clone`]: cloning a remote into a workspace.
 //! - [`mod@diff`]: the diff of a workspace against what it held when it was created.
 
 mod clone;
 mod diff;
-mod remote;
-mod run;
-#[cfg(test)]
-mod tests;
+mod output;
+pub(crate) mod remote;
+mod sandboxed;
 
-pub(crate) use clone::clone_remote;
-pub(crate) use diff::{diff, record_baseline};
-pub(crate) use remote::{GitRemote, without_password};
+pub(crate) use diff::diff;
+pub use diff::{GitDiff, MAX_DIFF_BYTES};
+pub use remote::GitRemote;
+pub use sandboxed::GitSandboxes;

@@ -1,0 +1,153 @@
+//! Lays out the arguments of a call that waits for approval, so that a person at the terminal can read what is asked.
+//!
+//! Everything in them comes from an agent: what would act on the terminal, or could not be seen, is written out.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::style::is_hidden_char;
+
+/// The most lines that are shown.
+const MAX_LINES: usize = 40;
+/// The most characters of a line that are shown.
+const MAX_LINE_CHARS: usize = 400;
+
+/// The arguments as lines: texts as they are, commands as a shell would take them, anything else as JSON. The last line says
+/// so if something was left out.
+pub(crate) fn layout_arguments(arguments: &Value) -> Vec<String> {
+    let mut layout = ArgumentLayout::default();
+    match arguments {
+        // Very large arguments are recorded by their beginning. With any other field these are an agent's own arguments.
+        Value::Object(fields) if fields.len() == 3 && fields.get("truncated") == Some(&Value::Bool(true)) => {
+            let (bytes, start) = (&arguments["bytes"], &arguments["start"]);
+            layout.add_line("", start.as_str().unwrap_or_default());
+            layout.add_line(
+                "",
+                &format!("these arguments are {bytes} bytes; only their beginning is kept"),
+            );
+        }
+        Value::Object(fields) => fields
+            .iter()
+            .for_each(|(name, value)| layout.add_field(name, value)),
+        Value::Null => {}
+        other => layout.add_line("", &other.to_string()),
+    }
+    layout.into_lines()
+}
+
+#[derive(Default)]
+struct ArgumentLayout {
+    lines: Vec<String>,
+    left_out_lines: usize,
+    cut: bool,
+}
+
+impl ArgumentLayout {
+    fn add_field(&mut self, name: &str, value: &Value) {
+        match value {
+            Value::String(text) if text.contains('\n') => {
+                self.add_line("", &format!("{name}:"));
+                text.lines().for_each(|line| self.add_line("  | ", line));
+            }
+            Value::String(text) => self.add_line("", &format!("{name}: {text}")),
+            Value::Array(words) if !words.is_empty() && words.iter().all(Value::is_string) => {
+                let words = words.iter().filter_map(Value::as_str).map(quote_word);
+                let command = words.collect::<Vec<_>>().join(" ");
+                self.add_line("", &format!("{name}: {command}"));
+            }
+            other => self.add_line("", &format!("{name}: {other}")),
+        }
+    }
+
+    fn add_line(&mut self, prefix: &str, text: &str) {
+        if self.lines.len() >= MAX_LINES {
+            self.left_out_lines += 1;
+            return;
+        }
+        let mut line = prefix.to_owned();
+        let mut chars = text.chars();
+        chars
+            .by_ref()
+            .take(MAX_LINE_CHARS)
+            .for_each(|c| push_visible(&mut line, c));
+        let left_out = chars.count();
+        if left_out > 0 {
+            let _ = write!(line, "… and {left_out} more characters");
+            self.cut = true;
+        }
+        self.lines.push(line);
+    }
+
+    fn into_lines(mut self) -> Vec<String> {
+        if self.left_out_lines > 0 {
+            self.lines
+                .push(format!("… and {} more lines", self.left_out_lines));
+        }
+        if self.cut || self.left_out_lines > 0 {
+            let all = "this is not all of it; `oubliette approvals --json` shows what is kept of it";
+            self.lines.push(all.to_owned());
+        }
+        self.lines
+    }
+}
+
+/// Appends a character, written out as `\u{…}` if it could not be seen, or would act on the terminal.
+fn push_visible(line: &mut String, c: char) {
+    match c {
+        '\t' => line.push('\t'),
+        c if c == '\n' || is_hidden_char(c) => line.extend(c.escape_unicode()),
+        c => line.push(c),
+    }
+}
+
+/// A word of a command, in single quotes if a shell would read it otherwise.
+pub(crate) fn quote_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-./=:,@%+".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn texts_and_commands_are_laid_out_as_a_person_reads_them() {
+        let arguments = json!({"path": "a b.txt", "content": "one\n  two\n", "mode": 7});
+        assert_eq!(
+            layout_arguments(&arguments),
+            ["path: a b.txt", "content:", "  | one", "  |   two", "mode: 7"]
+        );
+        let command = json!({"argv": ["sh", "-c", "rm -rf 'x'; echo $HOME"]});
+        assert_eq!(
+            layout_arguments(&command),
+            [r"argv: sh -c 'rm -rf '\''x'\''; echo $HOME'"]
+        );
+        assert_eq!(layout_arguments(&json!(null)), Vec::<String>::new());
+        assert_eq!(layout_arguments(&json!([1])), ["[1]"]);
+    }
+
+    #[test]
+    fn nothing_hides_and_what_is_left_out_is_said() {
+        let hidden = json!({"path": "a\u{1b}[2K\u{202e}b\u{200b}\r"});
+        assert_eq!(
+            layout_arguments(&hidden),
+            [r"path: a\u{1b}[2K\u{202e}b\u{200b}\u{d}"]
+        );
+        let long = layout_arguments(&json!({"argv": ["x".repeat(1_000), "; rm -rf /"]}));
+        assert!(long[0].ends_with("… and 619 more characters"), "{}", long[0]);
+        assert!(long[1].contains("not all of it"), "{long:?}");
+        let huge = layout_arguments(&json!({"truncated": true, "bytes": 4_000_000, "start": "{\"a\":1"}));
+        assert_eq!(huge[0], "{\"a\":1");
+        assert!(huge[1].contains("4000000 bytes"), "{huge:?}");
+        let forged = layout_arguments(&json!({"truncated": true, "bytes": 1, "start": "", "path": "/x"}));
+        assert!(forged.iter().any(|line| line == "path: /x"), "{forged:?}");
+        let tall = layout_arguments(&json!({"content": "a\n".repeat(100)}));
+        assert_eq!(tall.len(), MAX_LINES + 2);
+        assert_eq!(tall[MAX_LINES], "… and 61 more lines");
+    }
+}
