@@ -1,6 +1,8 @@
 // Calls of the server's tools over REST, and its event streams. Login uses a cookie that scripts cannot read, so no
 // script sees a token.
 
+import { noteServerTime } from "./clock";
+
 export class ApiError extends Error {
   constructor(
     readonly code: string,
@@ -35,6 +37,7 @@ export async function get(path: string): Promise<Response> {
   } catch {
     throw new ApiError("unreachable", "The server cannot be reached. It may be restarting.", 0);
   }
+  noteServerTime(answer.headers.get("date"));
   if (answer.ok) return answer;
   if (answer.status === 401) loginEnded(asked);
   const body = (await answer.json().catch(() => null)) as { error?: { code: string; message: string } } | null;
@@ -42,6 +45,11 @@ export async function get(path: string): Promise<Response> {
 }
 
 async function request(path: string, init: RequestInit): Promise<unknown> {
+  return (await sizedRequest(path, init)).body;
+}
+
+/** A JSON request; also says how many characters the answer has. */
+async function sizedRequest(path: string, init: RequestInit): Promise<{ body: unknown; chars: number }> {
   if (loggedOut && path !== "/api/login") throw new ApiError("unauthenticated", "Your login has ended.", 401);
   const asked = loginCount;
   let answer: Response;
@@ -50,6 +58,7 @@ async function request(path: string, init: RequestInit): Promise<unknown> {
   } catch {
     throw new ApiError("unreachable", "The server cannot be reached. It may be restarting.", 0);
   }
+  noteServerTime(answer.headers.get("date"));
   const text = await answer.text();
   let body: unknown = null;
   try {
@@ -62,20 +71,27 @@ async function request(path: string, init: RequestInit): Promise<unknown> {
     if (answer.status === 401 && path !== "/api/login") loginEnded(asked);
     throw new ApiError(error?.code ?? "internal", error?.message ?? `The server answered ${answer.status}.`, answer.status);
   }
-  return body;
+  return { body, chars: text.length };
 }
 
+const jsonPost = (body: unknown): RequestInit => ({
+  method: "POST",
+  headers: { "content-type": "application/json", "x-oubliette": "1" },
+  body: JSON.stringify(body),
+});
+
 function post(path: string, body: unknown): Promise<unknown> {
-  return request(path, {
-    method: "POST",
-    headers: { "content-type": "application/json", "x-oubliette": "1" },
-    body: JSON.stringify(body),
-  });
+  return request(path, jsonPost(body));
 }
 
 /** Calls one of Oubliette's tools. */
 export function tool<T>(name: string, args: Record<string, unknown> = {}): Promise<T> {
   return post(`/api/tools/${name}`, args) as Promise<T>;
+}
+
+/** Calls one of Oubliette's tools whose answer may be large; also says how many characters it has. */
+export function sizedTool<T>(name: string, args: Record<string, unknown>): Promise<{ body: T; chars: number }> {
+  return sizedRequest(`/api/tools/${name}`, jsonPost(args)) as Promise<{ body: T; chars: number }>;
 }
 
 /** Calls a list tool until its last page (at most about 20,000 items); `key` is the result's field with the items. */
@@ -100,9 +116,31 @@ export function logout(): Promise<unknown> {
   return post("/api/logout", {});
 }
 
+/** The last index of the debugger's log, among events of these kinds; found by binary search with few small requests. */
+export async function lastDebugIndex(kinds?: string[]): Promise<number> {
+  const beyond = async (index: number) =>
+    (await tool<{ events: unknown[] }>("debugger_events", { since_index: index, max_events: 1, ...(kinds ? { kinds } : {}) })).events.length > 0;
+  if (!(await beyond(-1))) return -1;
+  let low = 0;
+  let high = 1024;
+  while (await beyond(high)) [low, high] = [high, high * 4];
+  while (high - low > 1) {
+    const half = Math.floor((low + high) / 2);
+    if (await beyond(half)) low = half;
+    else high = half;
+  }
+  return high;
+}
+
 export interface Stream {
   close(): void;
 }
+
+/**
+ * How long a tab may be hidden before its streams are closed, in milliseconds. A browser has six connections to a server
+ * for all its tabs together; a few forgotten tabs would otherwise stop every other.
+ */
+const HIDDEN_CLOSE_MS = 5_000;
 
 /**
  * Follows an event stream after an index. After a lost connection it asks for the events after the last one it
@@ -118,8 +156,10 @@ export function follow<T extends { index: number }>(
   let retry: ReturnType<typeof setTimeout> | undefined;
   let closed = false;
 
+  let hiding: ReturnType<typeof setTimeout> | undefined;
+
   const open = () => {
-    if (closed) return;
+    if (closed || source) return;
     if (loggedOut) {
       retry = setTimeout(open, 700);
       return;
@@ -131,9 +171,20 @@ export function follow<T extends { index: number }>(
     source.onerror = () => {
       handlers.state(false);
       source?.close();
+      source = null;
       retry = setTimeout(open, 700);
     };
   };
+  const shown = () => {
+    clearTimeout(hiding);
+    if (!document.hidden) return open();
+    hiding = setTimeout(() => {
+      clearTimeout(retry);
+      source?.close();
+      source = null;
+    }, HIDDEN_CLOSE_MS);
+  };
+  document.addEventListener("visibilitychange", shown);
   const take = (message: MessageEvent<string>) => {
     let event: T;
     try {
@@ -149,6 +200,8 @@ export function follow<T extends { index: number }>(
   return {
     close() {
       closed = true;
+      document.removeEventListener("visibilitychange", shown);
+      clearTimeout(hiding);
       clearTimeout(retry);
       source?.close();
     },

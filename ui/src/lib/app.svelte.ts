@@ -1,5 +1,6 @@
-// State shared by the whole page: login, route, messages to the user (toasts), drafts, theme.
+// State shared by the whole page: login, route, title, messages to the user (toasts), drafts, theme and density.
 import { ApiError, tool, whenLoggedOut } from "./api";
+import { serverNow } from "./clock";
 import type { Scope } from "./types";
 
 export interface Toast {
@@ -10,6 +11,32 @@ export interface Toast {
 
 let nextToast = 0;
 
+/** A value kept in the browser's storage; reading or writing may be forbidden there. */
+function stored(storage: () => Storage, key: string): string | null {
+  try {
+    return storage().getItem(key);
+  } catch {
+    return null;
+  }
+}
+function store(storage: () => Storage, key: string, value: string): void {
+  try {
+    storage().setItem(key, value);
+  } catch {
+    // It is then kept for as long as the page is open.
+  }
+}
+const DRAFTS = "oubliette.drafts";
+
+function storedDrafts(): Record<string, string> {
+  try {
+    const found: unknown = JSON.parse(stored(() => sessionStorage, DRAFTS) ?? "{}");
+    return found && typeof found === "object" && !Array.isArray(found) ? (found as Record<string, string>) : {};
+  } catch {
+    return {};
+  }
+}
+
 class App {
   /** null: not yet known. */
   loggedIn = $state<boolean | null>(null);
@@ -18,14 +45,27 @@ class App {
   info = $state<Record<string, unknown>>({});
   route = $state(location.hash.slice(1) || "/");
   toasts = $state<Toast[]>([]);
-  now = $state(Date.now());
-  /** Unsent messages by key; they survive the end of a login. */
-  drafts = $state<Record<string, string>>({});
-  theme = $state<"auto" | "light" | "dark">("auto");
+  /** The time by the server's clock, to the second. */
+  now = $state(serverNow());
+  /** What the open page is about; the window's title begins with it. */
+  title = $state("");
+  /** Unsent messages by key; they survive the end of a login and a reload of this tab. */
+  drafts = $state<Record<string, string>>(storedDrafts());
+  /** Edited definitions that were left without saving, by page and id. In memory only: they may hold secrets. */
+  readonly unsaved = new Map<string, string>();
+  /** What was typed into small forms and not sent yet, by page and field. In memory only, for the same reason. */
+  typed = $state<Record<string, string>>({});
+  /** What stands in forms to try a tool, by the form. */
+  readonly tried = new Map<string, string>();
+  theme = $state<"auto" | "light" | "dark">((stored(() => localStorage, "oubliette.theme") as "light" | "dark" | null) ?? "auto");
+  density = $state<"normal" | "compact">(stored(() => localStorage, "oubliette.density") === "compact" ? "compact" : "normal");
 
   constructor() {
-    addEventListener("hashchange", () => (this.route = location.hash.slice(1) || "/"));
-    setInterval(() => (this.now = Date.now()), 1000);
+    const moved = () => (this.route = location.hash.slice(1) || "/");
+    addEventListener("hashchange", moved);
+    addEventListener("popstate", moved);
+    addEventListener("pagehide", () => store(() => sessionStorage, DRAFTS, JSON.stringify(Object.fromEntries(Object.entries(this.drafts).filter(([, text]) => text)))));
+    setInterval(() => (this.now = serverNow()), 1000);
     whenLoggedOut(() => {
       if (this.loggedIn) {
         this.tell("Your login has ended. Log in again to go on; your draft is kept.", "error");
@@ -35,8 +75,42 @@ class App {
     });
   }
 
+  /** Whether closing the tab would lose something. Unsent messages are kept by the browser. */
+  get hasUnsaved(): boolean {
+    return this.unsaved.size > 0 || Object.values(this.typed).some((text) => text !== "");
+  }
+
+  setTheme(theme: "auto" | "light" | "dark"): void {
+    this.theme = theme;
+    store(() => localStorage, "oubliette.theme", theme);
+  }
+
+  setDensity(density: "normal" | "compact"): void {
+    this.density = density;
+    store(() => localStorage, "oubliette.density", density);
+  }
+
+  /** What follows `?` in the address: what is open or filtered on the page, so that a link leads back to it. */
+  get query(): URLSearchParams {
+    return new URLSearchParams(this.route.split("?")[1] ?? "");
+  }
+
+  /** Changes parts of the query in place, without a new entry in the history; an empty value removes its name. */
+  setQuery(changes: Record<string, string>): void {
+    const query = this.query;
+    for (const [name, value] of Object.entries(changes)) {
+      if (value) query.set(name, value);
+      else query.delete(name);
+    }
+    const text = query.toString();
+    const route = this.route.split("?")[0]! + (text ? `?${text}` : "");
+    if (route === this.route) return;
+    history.replaceState(history.state, "", `#${route}`);
+    this.route = route;
+  }
+
   get parts(): string[] {
-    return this.route.split("/").filter(Boolean).map((part) => {
+    return this.route.split("?")[0]!.split("/").filter(Boolean).map((part) => {
       try {
         return decodeURIComponent(part);
       } catch {
@@ -92,6 +166,7 @@ class App {
   async check(): Promise<void> {
     try {
       this.info = await tool<Record<string, unknown>>("server_info");
+      this.now = serverNow();
       this.loggedIn = true;
       this.expired = false;
     } catch (error) {

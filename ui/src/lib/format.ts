@@ -9,11 +9,18 @@ export function age(from: string | undefined, now: number): string {
   return `${Math.floor(seconds / 86_400)} d`;
 }
 
+/** A duration in the units that a person would say it in: 3.2 ms, 1.25 s, 2 min 5 s. */
 export function millis(ms: number): string {
   if (ms < 10) return `${Number(ms.toFixed(1))} ms`;
   if (ms < 1000) return `${Math.round(ms)} ms`;
-  return `${(ms / 1000).toFixed(2)} s`;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(2)} s`;
+  const seconds = Math.round(ms / 1000);
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
+
+/** A number of things in words: 1 turn, 2 turns. */
+export const plural = (count: number, word: string): string => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 /** The local time of day of a timestamp, HH:MM:SS. */
 export function timeOfDay(ts: string): string {
@@ -34,14 +41,25 @@ export function bytes(count: number): string {
   return `${(count / (1 << 20)).toFixed(1)} MiB`;
 }
 
+/** How many lines a text has, in words. A newline at its end ends the last line, it does not begin another. */
+export function lineCount(text: string): string {
+  let count = text === "" || text.endsWith("\n") ? 0 : 1;
+  for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) count++;
+  return count === 1 ? "1 line" : `${count} lines`;
+}
+
+/** Values that are gone through beyond the shown part, to say how much is hidden. */
+const MAX_COUNTED_VALUES = 50_000;
+
 /**
- * A value as text of at most `most` characters, and how many were cut. Only the shown part is built: serialising a
- * large result completely would freeze the page.
+ * A value as text of at most `most` characters, and how many were cut: at least that many if `atLeast`. Only the shown
+ * part is built, and only so much of the rest is looked at: serialising a large result completely would freeze the page.
  */
-export function toText(value: unknown, most = 20_000, indent = 2): { text: string; cut: number } {
+export function toText(value: unknown, most = 20_000, indent = 2, counted = MAX_COUNTED_VALUES): { text: string; cut: number; atLeast: boolean } {
   const parts: string[] = [];
   let made = 0;
   let cut = 0;
+  let beyond = 0;
   const put = (piece: string) => {
     const room = Math.max(0, most - made);
     if (room) parts.push(piece.length > room ? piece.slice(0, room) : piece);
@@ -59,27 +77,30 @@ export function toText(value: unknown, most = 20_000, indent = 2): { text: strin
   const write = (item: unknown, depth: number): void => {
     if (typeof item === "string") return quoted(item);
     if (item === null || typeof item !== "object") return put(JSON.stringify(item) ?? "null");
-    const list = Array.isArray(item);
-    const entries = list ? item : Object.entries(item).filter(([, inner]) => inner !== undefined);
-    if (!entries.length) return put(list ? "[]" : "{}");
-    put(list ? "[" : "{");
-    entries.forEach((entry: unknown, i: number) => {
-      put(`${i ? "," : ""}${line(depth + 1)}`);
-      if (list) return write(entry, depth + 1);
-      const [key, inner] = entry as [string, unknown];
-      put(`${JSON.stringify(key)}:${indent ? " " : ""}`);
+    const keys = Array.isArray(item) ? undefined : Object.keys(item);
+    const fields = item as Record<string | number, unknown>;
+    const [begin, end] = keys ? "{}" : "[]";
+    const length = keys ? keys.length : (item as unknown[]).length;
+    let count = 0;
+    for (let i = 0; i < length; i++) {
+      const key = keys ? keys[i]! : i;
+      const inner = fields[key];
+      if (keys && inner === undefined) continue;
+      if (made > most && ++beyond > counted) break;
+      put(`${count++ ? "," : begin}${line(depth + 1)}`);
+      if (keys) put(`${JSON.stringify(key)}:${indent ? " " : ""}`);
       write(inner, depth + 1);
-    });
-    put(`${line(depth)}${list ? "]" : "}"}`);
+    }
+    put(count ? `${line(depth)}${end}` : `${begin}${end}`);
   };
   if (typeof value === "string") put(value);
   else if (value !== undefined) write(value, 0);
-  return { text: parts.join(""), cut };
+  return { text: parts.join(""), cut, atLeast: beyond > counted };
 }
 
 /** A value on one line of at most `most` characters. */
 export function brief(value: unknown, most = 120): string {
-  const { text, cut } = toText(typeof value === "string" ? value.slice(0, most * 4) : value, most, 0);
+  const { text, cut } = toText(typeof value === "string" ? value.slice(0, most * 4) : value, most, 0, 0);
   const line = text.replace(/\s+/g, " ");
   return cut || (typeof value === "string" && value.length > most * 4) ? `${line.slice(0, most)}…` : line;
 }
@@ -90,4 +111,47 @@ export function resultText(value: unknown): string | undefined {
   if (!Array.isArray(blocks) || !blocks.length) return undefined;
   const texts = blocks.map((block) => (block as { type?: string; text?: unknown } | null)?.type === "text" && (block as { text?: unknown }).text);
   return texts.every((text) => typeof text === "string") ? texts.join("\n") : undefined;
+}
+
+/** What a result with text and images says: its text, and what stands for each image or sound. Undefined for anything else. */
+export function contentText(value: unknown): string | undefined {
+  const blocks = (value as { content?: unknown } | null | undefined)?.content;
+  if (!Array.isArray(blocks) || !blocks.length) return undefined;
+  const texts = blocks.map((block: { type?: unknown; text?: unknown; mimeType?: unknown } | null) => {
+    if (block?.type === "text" && typeof block.text === "string") return block.text;
+    return block?.type === "image" || block?.type === "audio" ? `[${String(block.mimeType ?? block.type).slice(0, 60)}]` : undefined;
+  });
+  return texts.every((text) => text !== undefined) ? texts.join("\n") : undefined;
+}
+
+/** A number of tokens in at most four digits: 950, 12.3k, 4.56M. */
+export function tokens(count: number): string {
+  if (!(count >= 1000)) return String(Math.max(0, Math.round(count || 0)));
+  if (count < 1_000_000) return `${Number((count / 1000).toPrecision(3))}k`;
+  return `${Number((count / 1_000_000).toPrecision(3))}M`;
+}
+
+/** US dollars; small amounts with as many digits as say something. */
+export function dollars(amount: number): string {
+  if (amount === 0) return "$0";
+  if (amount < 0.0001) return "<$0.0001";
+  return amount < 1 ? `$${amount.toFixed(4)}` : `$${amount.toFixed(2)}`;
+}
+
+/** What model requests used, in a few words; empty if there were none. */
+export function usageLine(usage: { requests?: number; input_tokens?: number; output_tokens?: number; cost_usd?: number; estimated?: boolean } | undefined): string {
+  if (!usage?.requests) return "";
+  const about = usage.estimated ? "≈ " : "";
+  const cost = typeof usage.cost_usd === "number" ? `${dollars(usage.cost_usd)} · ` : "";
+  return `${about}${cost}${tokens(usage.input_tokens ?? 0)} in · ${tokens(usage.output_tokens ?? 0)} out`;
+}
+
+/** What remains until a time, in its largest units: 9 min 41 s. */
+export function left(until: string | undefined, now: number): string {
+  if (!until) return "";
+  const seconds = Math.max(0, Math.round((Date.parse(until) - now) / 1000));
+  if (Number.isNaN(seconds)) return "";
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }

@@ -59,16 +59,36 @@ const ALLOWED = {
 
 /** The longest text that is rendered as Markdown, in characters; longer text is shown plain. */
 const MAX_MARKDOWN_CHARS = 200_000;
+/** Quotes and lists inside each other, as deep as a person would write them. */
+const DEEP_NESTING = /^(?:[ \t]*(?:>|[-*+]|\d{1,9}[.)])){30}/m;
+
+/** The parser compares the marks of emphasis of a paragraph with each other: this many comparisons take about 50 ms. */
+const MAX_COMPARED_MARKS = 2_000_000;
+
+/** Whether parsing would take so long that the page stood still. */
+function isTooHard(text: string): boolean {
+  if (text.length > MAX_MARKDOWN_CHARS || DEEP_NESTING.test(text)) return true;
+  let compared = 0;
+  for (const paragraph of text.split(/\n[ \t]*\n/)) compared += (paragraph.match(/[_*]/g)?.length ?? 0) ** 2;
+  return compared > MAX_COMPARED_MARKS;
+}
+
+/** Text that is not taken for Markdown. */
+const plain = (text: string): string => `<pre>${escape(text.slice(0, MAX_MARKDOWN_CHARS))}${text.length > MAX_MARKDOWN_CHARS ? "…" : ""}</pre>`;
 
 export function render(text: string): string {
-  if (text.length > MAX_MARKDOWN_CHARS) return `<pre>${escape(text.slice(0, MAX_MARKDOWN_CHARS))}…</pre>`;
-  const html = marked.parse(text, { async: false });
-  const clean = DOMPurify.sanitize(html, { ...ALLOWED, RETURN_DOM_FRAGMENT: true });
-  for (const link of clean.querySelectorAll("a")) {
-    link.setAttribute("target", "_blank");
-    link.setAttribute("rel", "noopener noreferrer nofollow");
+  if (isTooHard(text)) return plain(text);
+  try {
+    const clean = DOMPurify.sanitize(marked.parse(text, { async: false }), { ...ALLOWED, RETURN_DOM_FRAGMENT: true });
+    for (const link of clean.querySelectorAll("a")) {
+      link.setAttribute("target", "_blank");
+      link.setAttribute("rel", "noopener noreferrer nofollow");
+    }
+    const holder = document.createElement("div");
+    holder.append(clean);
+    return holder.innerHTML;
+  } catch {
+    // A parser that gives up must not take the page with it.
+    return plain(text);
   }
-  const holder = document.createElement("div");
-  holder.append(clean);
-  return holder.innerHTML;
 }

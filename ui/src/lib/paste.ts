@@ -1,30 +1,49 @@
-// Converts a standard `mcpServers` block, as other MCP clients use it, into catalog entries.
+// What is pasted to add tool servers: a standard `mcpServers` block, as other MCP clients use it, or a command line.
+// The server decides what becomes of it (`tool_add`), so that the command line and the console agree.
 
-interface McpServerBlock {
-  command?: string;
-  args?: string[];
-  env?: Record<string, string>;
-  url?: string;
-  serverUrl?: string;
-  headers?: Record<string, string>;
+export type ToolAddition = { servers: Record<string, unknown> } | { command: string[] };
+
+export interface AddedTools {
+  entries: { id: string }[];
+  tests: { id: string; ok: boolean; took_ms: number; tools: string[]; error?: string }[];
+  notes: string[];
+  /** With `dry_run`: what would be written. */
+  planned?: { id: string; definition: unknown; replaces: boolean }[];
 }
 
-export type ImportedEntry = { id: string } & Record<string, unknown>;
-
-export function fromMcpServers(text: string): ImportedEntry[] {
-  const root = JSON.parse(text) as Record<string, unknown>;
-  const block = (root["mcpServers"] ?? root["servers"] ?? root) as Record<string, McpServerBlock>;
-  const entries = Object.entries(block).map(([name, server]) => toCatalogEntry(name, server));
-  if (entries.length === 0) throw new Error("There is no server in this block.");
-  return entries;
+/** Reads pasted text: JSON is a block of servers, anything else a command line. */
+export function parseAddition(text: string): ToolAddition {
+  const trimmed = text.trim();
+  if (!trimmed) throw new Error("Paste an mcpServers block, or a command such as: npx -y some-server");
+  if (!trimmed.startsWith("{")) return { command: splitWords(trimmed) };
+  const root = JSON.parse(trimmed) as Record<string, unknown>;
+  if (Object.keys(root).length === 0) throw new Error("There is no server in this block.");
+  return { servers: root };
 }
 
-function toCatalogEntry(name: string, server: McpServerBlock): ImportedEntry {
-  const id = name.toLowerCase().replace(/[^a-z0-9-]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 32);
-  if (!id) throw new Error(`${JSON.stringify(name)} cannot be made into a catalog id.`);
-  const endpoint = server.url ?? server.serverUrl;
-  if (endpoint?.startsWith("ws")) return { id, kind: "mcp", transport: "ws", endpoint };
-  if (endpoint) return { id, kind: "mcp", transport: "http", endpoint, ...(server.headers ? { headers: server.headers } : {}) };
-  if (!server.command) throw new Error(`${name}: neither "command" nor "url" is given.`);
-  return { id, kind: "mcp", transport: "stdio", command: server.command, args: server.args ?? [], env: server.env ?? {} };
+/** Splits a command line into words, as a shell does with quotes and backslashes. */
+function splitWords(line: string): string[] {
+  const words: string[] = [];
+  let word: string | null = null;
+  let quote = "";
+  for (let i = 0; i < line.length; i++) {
+    const c = line[i] ?? "";
+    if (quote) {
+      if (c === quote) quote = "";
+      else word += c;
+    } else if (c === '"' || c === "'") {
+      quote = c;
+      word ??= "";
+    } else if (c === "\\") {
+      word = (word ?? "") + (line[++i] ?? "");
+    } else if (/\s/.test(c)) {
+      if (word !== null) words.push(word);
+      word = null;
+    } else {
+      word = (word ?? "") + c;
+    }
+  }
+  if (quote) throw new Error(`A ${quote} is not closed.`);
+  if (word !== null) words.push(word);
+  return words;
 }

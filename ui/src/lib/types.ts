@@ -13,6 +13,7 @@ export interface Project {
   api_key?: { scope: Scope };
   sandbox?: Record<string, string | number>;
   limits?: Record<string, number>;
+  workspaces?: string;
   default_workspace_id?: string;
   created_at?: string;
 }
@@ -40,6 +41,9 @@ export interface Session {
   created_at?: string;
   updated_at?: string;
   isolation?: string;
+  pending_approvals?: string[];
+  usage?: Usage;
+  created_by?: { token_id?: string; name?: string };
 }
 
 export interface SessionEvent {
@@ -81,6 +85,8 @@ export interface ToolRow {
   available: boolean;
   description: string;
   inputSchema: Schema;
+  /** The entries of the agent's rules that touch it, in the order they are applied. */
+  rules?: { list: "denied" | "ask" | "allowed"; entry: unknown }[];
 }
 
 export interface ServerRow {
@@ -99,17 +105,28 @@ export interface ToolList {
   servers: ServerRow[];
 }
 
+/** A pattern of tool names, or one with a condition on a call's arguments. */
+export type RuleEntry = string | { tool: string; when: unknown };
+
+/** A pinned package that Oubliette installs and runs. */
+export interface ProgramSpec {
+  npm?: string;
+  pypi?: string;
+  bin?: string;
+  scripts?: boolean;
+}
+
 export interface AgentDefinition {
   name: string;
   description?: string;
   prompt: string;
   model?: string;
-  runtime?: { kind: string; command?: string[]; env?: Record<string, string>; read_only?: string[] };
+  runtime?: { kind: string; command?: string[]; program?: ProgramSpec; args?: string[]; env?: Record<string, string>; read_only?: string[]; mcp_transport?: "stdio" | "http" };
   permissions?: string;
   children?: string[];
   env?: Record<string, string>;
-  sandbox?: { network?: string };
-  tools?: { use?: string[]; allowed?: string[]; denied?: string[]; aliases?: Record<string, string> };
+  sandbox?: { network?: string; egress?: string[]; [more: string]: unknown };
+  tools?: { use?: string[]; allowed?: RuleEntry[]; denied?: RuleEntry[]; ask?: RuleEntry[]; aliases?: Record<string, string> };
   [more: string]: unknown;
 }
 
@@ -119,12 +136,16 @@ export interface Agent {
   /** The script's file. Only in the answer for a single agent, not in lists. */
   files?: Record<string, string>;
   error?: string;
+  /** False if no valid version of its file was ever read; `error` says why. */
+  usable?: boolean;
 }
 
 export interface CatalogEntry {
   id: string;
   definition: Record<string, unknown>;
   error?: string;
+  /** False if no valid version of its file was ever read; `error` says why. */
+  usable?: boolean;
 }
 
 export interface Token {
@@ -135,6 +156,17 @@ export interface Token {
   session_id?: string;
   expires_at?: string;
   created_at?: string;
+}
+
+/** One of the servers that make up this Oubliette. */
+export interface KnownServer {
+  server_id: string;
+  address: string;
+  version: string;
+  /** Active sessions that run on it. */
+  sessions: number;
+  since: string;
+  last_seen: string;
 }
 
 export interface AuditEntry {
@@ -154,4 +186,48 @@ export interface CallResult {
   content: { type: string; text?: string; [more: string]: unknown }[];
   structuredContent?: unknown;
   isError?: boolean;
+}
+
+export type ApprovalStatus = "pending" | "allowed" | "denied" | "expired" | "cancelled";
+
+/** A call that waits, or waited, for a person. */
+export interface Approval {
+  approval_id: string;
+  session_id: string;
+  project_id: string;
+  agent: string;
+  tool: string;
+  canonical?: string;
+  /** `agent`: the agent asks for its own permission (ACP), not a rule of the gate. */
+  source: string;
+  arguments: unknown;
+  /** The entry of `tools.ask` as written in agent.json. */
+  rule?: unknown;
+  status: ApprovalStatus;
+  requested_at: string;
+  expires_at?: string;
+  decided_at?: string;
+  decided_by?: unknown;
+  reason?: string;
+}
+
+/** What model requests used. `input_tokens` is all input; `cached_tokens` the part of it read from a cache. */
+export interface Usage {
+  requests: number;
+  input_tokens: number;
+  output_tokens: number;
+  cached_tokens: number;
+  cost_usd?: number;
+  estimated?: boolean;
+}
+
+export interface UsageRow extends Usage {
+  key: string;
+  tool_calls: number;
+  turns: number;
+}
+
+export interface UsageReport {
+  rows: UsageRow[];
+  total: Omit<UsageRow, "key">;
 }

@@ -1,11 +1,13 @@
 // @vitest-environment jsdom
 import { describe, expect, test } from "vitest";
 import { deniedBy, isAllowed, setAliases, setAllowed, setDenied } from "../lib/allow";
-import { brief, resultText, toText } from "../lib/format";
+import { axisTimes, roundUp } from "../lib/axis";
+import { brief, contentText, lineCount, resultText, toText } from "../lib/format";
 import { render } from "../lib/markdown";
-import { fromMcpServers } from "../lib/paste";
+import { parseAddition } from "../lib/paste";
 import { fieldError, parseRefusal } from "../lib/refusal";
-import { addEvent, type TimelineRow } from "../lib/timeline";
+import { matchedBy } from "../lib/rules";
+import { addEvent, outlineOf, type TimelineRow } from "../lib/timeline";
 import type { SessionEvent } from "../lib/types";
 
 describe("markdown", () => {
@@ -27,6 +29,12 @@ describe("markdown", () => {
     }
     for (const link of holder.querySelectorAll("a[href]")) expect(link.getAttribute("href")).toMatch(/^(https?|mailto):/);
     expect((globalThis as Record<string, unknown>)["ran"]).toBeUndefined();
+  });
+
+  test.each([["quotes", ">".repeat(50_000)], ["lists", "- ".repeat(50_000)], ["brackets", "[".repeat(5_000)], ["stars", "*a ".repeat(60_000)], ["underscores", "_a_".repeat(60_000)], ["underscores in paragraphs", `${"_a_".repeat(600)}\n\n`.repeat(100)], ["a table", `|${"a|".repeat(5_000)}\n|${"-|".repeat(5_000)}`]])("%s without end stop nothing", (_, text) => {
+    const begun = performance.now();
+    expect(render(text)).not.toBe("");
+    expect(performance.now() - begun).toBeLessThan(5_000);
   });
 
   test("code is coloured and links open elsewhere", () => {
@@ -72,21 +80,32 @@ describe("timeline", () => {
   });
 });
 
+test("a newline at the end of a text ends its last line", () => {
+  expect(["", "a", "a\n", "a\nb", "a\nb\n", "\n"].map(lineCount)).toEqual(["0 lines", "1 line", "1 line", "2 lines", "2 lines", "1 line"]);
+});
+
 test("a large value is cut, not rendered", () => {
   const { text, cut } = toText("x".repeat(10_000_000), 4000);
   expect(text).toHaveLength(4000);
   expect(cut).toBe(9_996_000);
   expect(brief("y".repeat(1000))).toHaveLength(121);
+  // Of a million values, only so many are looked at.
+  const many = Array.from({ length: 1_000_000 }, (_, i) => ({ i }));
+  const begun = performance.now();
+  expect(toText(many, 4000).atLeast).toBe(true);
+  expect(brief(many)).toHaveLength(121);
+  expect(performance.now() - begun).toBeLessThan(1000);
+  expect(toText({ a: [1, undefined], b: undefined, c: {}, d: [] }, 1000, 0).text).toBe('{"a":[1,null],"c":{},"d":[]}');
 });
 
-test("an mcpServers block becomes catalog entries", () => {
-  const block = { mcpServers: { "My Files": { command: "npx", args: ["-y", "x"] }, web: { url: "https://h/mcp" } } };
-  expect(fromMcpServers(JSON.stringify(block))).toEqual([
-    { id: "my-files", kind: "mcp", transport: "stdio", command: "npx", args: ["-y", "x"], env: {} },
-    { id: "web", kind: "mcp", transport: "http", endpoint: "https://h/mcp" },
-  ]);
-  expect(() => fromMcpServers("{}")).toThrow();
-  expect(() => fromMcpServers('{"mcpServers":{"x":{}}}')).toThrow(/neither/);
+test("a pasted block or command line is what the server is asked to add", () => {
+  const block = { mcpServers: { "My Files": { command: "npx", args: ["-y", "x"] } } };
+  expect(parseAddition(JSON.stringify(block))).toEqual({ servers: block });
+  expect(parseAddition(` npx -y x 'a b' "c" `)).toEqual({ command: ["npx", "-y", "x", "a b", "c"] });
+  expect(parseAddition("uvx x\\ y")).toEqual({ command: ["uvx", "x y"] });
+  expect(() => parseAddition("{}")).toThrow(/no server/);
+  expect(() => parseAddition("  ")).toThrow(/Paste/);
+  expect(() => parseAddition("npx 'x")).toThrow(/not closed/);
 });
 
 describe("refusals", () => {
@@ -147,4 +166,61 @@ test("a value is written as JSON writes it, when it fits", () => {
   expect(toText({ a: [1, "x"] }, 100, 0).text).toBe('{"a":[1,"x"]}');
   expect(resultText({ content: [{ type: "text", text: "a" }, { type: "text", text: "b" }] })).toBe("a\nb");
   expect(resultText({ content: [{ type: "image", data: "" }] })).toBeUndefined();
+});
+
+describe("an outline", () => {
+  const event = (index: number, type: string, more: Record<string, unknown> = {}): SessionEvent => ({ index, ts: new Date(1_000_000 + index * 1000).toISOString(), session_id: "s", type, ...more });
+  test("has a turn for each message, with its calls, failures and end", () => {
+    const rows: TimelineRow[] = [];
+    for (const e of [
+      event(0, "message", { role: "user", text: "Do it" }),
+      event(1, "tool_call", { tool: "a", tool_call_id: "1" }),
+      event(2, "tool_result", { tool_call_id: "1", ok: false }),
+      event(3, "message", { role: "assistant", text: "Tried." }),
+      event(4, "turn_completed", { turn: 1, stop_reason: "end_turn" }),
+      event(5, "message", { role: "user", text: "Again" }),
+      event(6, "error", { code: "unavailable", message: "gone" }),
+    ]) addEvent(rows, e);
+    const [first, second] = outlineOf(rows);
+    expect(first).toMatchObject({ turn: 1, index: 0, text: "Do it", calls: 1, failed: 1, failures: [{ index: 1, text: "a" }], state: "idle", took: 4000 });
+    expect(second).toMatchObject({ turn: 0, text: "Again", calls: 0, failures: [{ index: 6, text: "gone" }], state: "running" });
+  });
+});
+
+describe("rules, seen from an entry", () => {
+  test("are matched whatever the order of their fields", () => {
+    const tool = (name: string, ...rules: { list: "allowed" | "denied" | "ask"; entry: unknown }[]) => ({ name, canonical: name, source: "catalog", allowed: true, rules });
+    const tools = [tool("a", { list: "ask", entry: { when: { type: "object", minProperties: 1 }, tool: "@x/*" } }), tool("b", { list: "allowed", entry: "@x/*" })];
+    expect(matchedBy(tools, "ask", { tool: "@x/*", when: { minProperties: 1, type: "object" } }).map((t) => t.name)).toEqual(["a"]);
+    expect(matchedBy(tools, "allowed", "@x/*").map((t) => t.name)).toEqual(["b"]);
+    expect(matchedBy(tools, "denied", "@x/*")).toEqual([]);
+  });
+});
+
+describe("axes", () => {
+  test("end at a round number and label at most as many points as fit", () => {
+    expect([0, 0.4, 1, 7, 101].map((n) => roundUp(n))).toEqual([1, 0.5, 1, 10, 200]);
+    expect([0, 1, 3, 9, 101].map((n) => roundUp(n, true))).toEqual([2, 2, 4, 10, 200]);
+    const times = Array.from({ length: 60 }, (_, i) => i * 60_000);
+    const { shown, full } = axisTimes(times, 6);
+    expect(shown.length).toBeLessThanOrEqual(6);
+    expect(full).toHaveLength(60);
+    expect(axisTimes([], 6)).toEqual({ shown: [], full: [] });
+  });
+});
+
+test("a result with images says its text and what they are", () => {
+  const image = { type: "image", mimeType: "image/png", data: "AAAA" };
+  expect(contentText({ content: [{ type: "text", text: "Here:" }, image] })).toBe("Here:\n[image/png]");
+  expect(contentText({ content: [{ type: "resource_link", uri: "file:///x" }] })).toBeUndefined();
+  for (const value of [null, "text", { content: [] }, { content: [null] }]) expect(contentText(value)).toBeUndefined();
+});
+
+test("a reason that was told as an error is not told again", () => {
+  const rows: TimelineRow[] = [];
+  const event = (index: number, type: string, more: object) => ({ index, type, ts: "2026-01-01T00:00:00Z", session_id: "s", ...more }) as SessionEvent;
+  addEvent(rows, event(0, "error", { code: "unavailable", message: "no provider:\nwrite one" }));
+  addEvent(rows, event(1, "status", { status: "failed", reason: "no provider: write one" }));
+  addEvent(rows, event(2, "status", { status: "failed", reason: "another" }));
+  expect(rows.map((row) => row.repeats)).toEqual([undefined, true, undefined]);
 });

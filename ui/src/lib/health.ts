@@ -1,0 +1,15 @@
+// The health of a catalog entry's servers, over all sessions that run one.
+import type { ServerRow } from "./types";
+
+/** A tool server that runs in a session. */
+export interface RunningServer extends ServerRow {
+  session_id: string;
+  agent: string;
+}
+
+const ORDER = ["red", "yellow", "green"];
+
+/** The one that most needs to be looked at; undefined without any. */
+export function worstOf(servers: RunningServer[] | undefined): RunningServer | undefined {
+  return servers?.reduce((worst, one) => (ORDER.indexOf(one.status) < ORDER.indexOf(worst.status) ? one : worst));
+}

@@ -1,0 +1,84 @@
+import { describe, expect, test } from "vitest";
+import { addEvent, foldCalls, markdownParts, turnTimes, type TimelineRow } from "../lib/timeline";
+import type { DebugEvent, SessionEvent } from "../lib/types";
+import { axisMarks, spansOf } from "../lib/waterfall";
+
+const at = (ms: number) => new Date(ms).toISOString();
+const debug = (index: number, kind: string, ms: number, more: Record<string, unknown> = {}): DebugEvent => ({ index, ts: at(ms), kind, ...more });
+const rowsOf = (...events: [type: string, ms: number, more?: Record<string, unknown>][]) => {
+  const rows: TimelineRow[] = [];
+  events.forEach(([type, ms, more = {}], index) => addEvent(rows, { index, ts: at(ms), session_id: "s", type, ...more } as SessionEvent));
+  return rows;
+};
+
+describe("approvals in the timeline", () => {
+  test("a decision closes its request, wherever it comes", () => {
+    const rows = rowsOf(
+      ["approval_requested", 0, { approval_id: "a", tool: "x" }],
+      ["approval_requested", 1, { approval_id: "b", tool: "y" }],
+      ["approval_decided", 5, { approval_id: "a", decision: "denied", by: { token_id: "t", name: "anna" }, reason: "no" }],
+    );
+    expect(rows.map((r) => [r.event["tool"], r.outcome])).toEqual([["x", "denied"], ["y", undefined]]);
+    expect(rows[0]).toMatchObject({ took: 5, decision: { by: "anna", reason: "no", at: at(5) } });
+  });
+});
+
+describe("the waterfall", () => {
+  const turns = [{ turn: 1, from: 0, to: 100 }, { turn: 2, from: 100, to: 300 }];
+
+  test("parallel calls lie beside each other, and model requests belong to the turn they were made in", () => {
+    const events = [
+      debug(0, "tool_call", 60, { turn: 2, tool: "a", started: at(110), duration_ms: 50, ok: true }),
+      debug(1, "tool_call", 65, { turn: 2, tool: "b", started: at(111), duration_ms: 50, ok: false }),
+      debug(2, "model_request", 50, { provider: "p", model: "m", started: at(10), duration_ms: 40, status: 200 }),
+      debug(3, "model_request", 250, { provider: "p", started: at(200), duration_ms: 50, status: 500 }),
+    ];
+    expect(spansOf(events, turns, 2, 0).map((s) => [s.name, s.part, s.from, s.to, s.ok])).toEqual([
+      ["a", "tool", 110, 160, true], ["b", "tool", 111, 161, false], ["p", "model", 200, 250, false],
+    ]);
+    expect(spansOf(events, turns, 1, 0).map((s) => s.name)).toEqual(["m"]);
+    expect(spansOf(events, turns, undefined, 0)).toHaveLength(4);
+  });
+
+  test("waiting for a person is shown within its call, or alone while the call still waits", () => {
+    const events = [
+      debug(0, "approval_requested", 110, { approval_id: "1", tool: "a" }),
+      debug(1, "approval_decided", 150, { approval_id: "1", decision: "allowed" }),
+      debug(2, "tool_call", 160, { turn: 2, tool: "a", started: at(110), duration_ms: 50, ok: true }),
+      debug(3, "approval_requested", 170, { approval_id: "2", tool: "a" }),
+      debug(4, "tool_call", 190, { turn: 2, tool: "lent", source: "caller", started: at(180), duration_ms: 10, ok: true }),
+    ];
+    const spans = spansOf(events, turns, 2, 290);
+    expect(spans.map((s) => [s.name, s.part, s.to - s.from, s.waits.length])).toEqual([["a", "tool", 50, 1], ["a", "waiting", 120, 0], ["lent", "waiting", 10, 0]]);
+  });
+
+  test("the axis has a few round marks", () => {
+    expect(axisMarks(0, 486)).toEqual([0, 200, 400]);
+    expect(axisMarks(0, 1)).toEqual([0, 0.5, 1]);
+    expect(axisMarks(100, 110).length).toBeLessThanOrEqual(8);
+  });
+
+  test("turns begin with their message", () => {
+    const rows = rowsOf(["message", 5, { role: "user", text: "a" }], ["turn_completed", 50, { turn: 1 }], ["message", 70, { role: "user", text: "b" }]);
+    expect(turnTimes(rows, 90)).toEqual([{ turn: 1, from: 5, to: 50 }, { turn: 2, from: 70, to: 90 }]);
+  });
+});
+
+test("runs of successful calls fold into one row and open again", () => {
+  const call = (id: number, ok: boolean): [string, number, Record<string, unknown>][] => [
+    ["tool_call", id, { tool_call_id: id, tool: "x", arguments: {} }], ["tool_result", id + 1, { tool_call_id: id, ok }],
+  ];
+  const rows = rowsOf(...call(1, true), ...call(2, true), ...call(3, true), ...call(4, false), ...call(5, true));
+  const folded = foldCalls(rows, {});
+  expect(folded.map((r) => r.type)).toEqual(["folded", "tool_call", "tool_result", "tool_call", "tool_result"]);
+  expect(folded[0]?.text).toBe("3 calls: x");
+  expect(foldCalls(rows, { [folded[0]!.key]: true })).toHaveLength(rows.length);
+  // A run that has not changed is the same object: nothing is drawn again.
+  expect(foldCalls([...rows], {})[0]).toBe(folded[0]);
+});
+
+test("a session as Markdown keeps its code apart", () => {
+  const rows = rowsOf(["message", 0, { role: "user", text: "hi" }], ["tool_call", 1, { tool_call_id: 1, tool: "x", arguments: { a: "```" } }], ["tool_result", 2, { tool_call_id: 1, ok: true, result: "r" }]);
+  const text = [...markdownParts(rows, "A\ntitle")].join("\n\n");
+  expect(text.startsWith("# A title\n\n**You**\n\nhi\n\n**Call** `x`\n\n````\n")).toBe(true);
+});
