@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from stub import SESSION, TOKEN, Stub
+from stub_server import SESSION, TOKEN, StubServer
 
 from oubliette_caller import Ended, Lend, Oubliette, Refused, Unreachable
 
 
-def on_loop(test: Callable[[Stub], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def on_loop(test: Callable[[StubServer], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     async def run() -> None:
-        async with Stub() as stub:
+        async with StubServer() as stub:
             await asyncio.wait_for(test(stub), 30)
 
     def plain() -> None:
@@ -24,7 +24,7 @@ def on_loop(test: Callable[[Stub], Coroutine[Any, Any, None]]) -> Callable[[], N
     return plain
 
 
-def lender(stub: Stub) -> Lend:
+def lender(stub: StubServer) -> Lend:
     lend = Oubliette(stub.address, TOKEN).lend("myapp")
 
     @lend.tool
@@ -38,7 +38,7 @@ def lender(stub: Stub) -> Lend:
 
 
 @on_loop
-async def test_a_function_is_declared_called_and_answered(stub: Stub) -> None:
+async def test_a_function_is_declared_called_and_answered(stub: StubServer) -> None:
     async with lender(stub).start("Double one.") as session:
         message = await stub.called("session_message")
         assert message["message"] == "Double one."
@@ -54,7 +54,7 @@ async def test_a_function_is_declared_called_and_answered(stub: Stub) -> None:
 
 
 @on_loop
-async def test_what_a_function_raises_is_the_tools_error(stub: Stub) -> None:
+async def test_what_a_function_raises_is_the_tools_error(stub: StubServer) -> None:
     lend = lender(stub)
 
     @lend.tool
@@ -74,7 +74,7 @@ async def test_what_a_function_raises_is_the_tools_error(stub: Stub) -> None:
 
 
 @on_loop
-async def test_requests_of_others_are_left_alone(stub: Stub) -> None:
+async def test_requests_of_others_are_left_alone(stub: StubServer) -> None:
     async with lender(stub).start("x"):
         await stub.called("session_message")
         stub.request("other", {"n": 1}, caller="other")
@@ -83,7 +83,7 @@ async def test_requests_of_others_are_left_alone(stub: Stub) -> None:
 
 
 @on_loop
-async def test_a_lost_stream_is_resumed_and_nothing_runs_twice(stub: Stub) -> None:
+async def test_a_lost_stream_is_resumed_and_nothing_runs_twice(stub: StubServer) -> None:
     runs: list[int] = []
     lend = Oubliette(stub.address, TOKEN).lend("myapp")
 
@@ -110,7 +110,7 @@ async def test_a_lost_stream_is_resumed_and_nothing_runs_twice(stub: Stub) -> No
 
 
 @on_loop
-async def test_functions_run_side_by_side(stub: Stub) -> None:
+async def test_functions_run_side_by_side(stub: StubServer) -> None:
     gate = asyncio.Event()
     lend = Oubliette(stub.address, TOKEN).lend("myapp")
 
@@ -132,7 +132,7 @@ async def test_functions_run_side_by_side(stub: Stub) -> None:
 
 
 @on_loop
-async def test_an_answer_is_sent_again_until_it_is_taken(stub: Stub) -> None:
+async def test_an_answer_is_sent_again_until_it_is_taken(stub: StubServer) -> None:
     stub.failing = 2
     async with lender(stub).start("x"):
         await stub.called("session_message")
@@ -141,7 +141,7 @@ async def test_an_answer_is_sent_again_until_it_is_taken(stub: Stub) -> None:
 
 
 @on_loop
-async def test_a_cancelled_request_stops_its_function(stub: Stub) -> None:
+async def test_a_cancelled_request_stops_its_function(stub: StubServer) -> None:
     started, stopped = asyncio.Event(), asyncio.Event()
     lend = Oubliette(stub.address, TOKEN).lend("myapp")
 
@@ -162,7 +162,7 @@ async def test_a_cancelled_request_stops_its_function(stub: Stub) -> None:
 
 
 @on_loop
-async def test_joining_a_session_runs_only_what_is_still_open(stub: Stub) -> None:
+async def test_joining_a_session_runs_only_what_is_still_open(stub: StubServer) -> None:
     stub.request("old", {"n": 1})
     stub.emit(type="caller_tool_done", request_id="old", outcome="answered")
     stub.emit(type="turn_completed", turn=1, stop_reason="end_turn", text="old")
@@ -178,7 +178,7 @@ async def test_joining_a_session_runs_only_what_is_still_open(stub: Stub) -> Non
 
 
 @on_loop
-async def test_a_failed_turn_and_an_ended_session_are_errors(stub: Stub) -> None:
+async def test_a_failed_turn_and_an_ended_session_are_errors(stub: StubServer) -> None:
     kinds: list[str] = []
     lend = lender(stub)
     lend.on_event(lambda event: kinds.append(event["type"]))
@@ -190,13 +190,19 @@ async def test_a_failed_turn_and_an_ended_session_are_errors(stub: Stub) -> None
         with pytest.raises(Refused, match="no model"):
             await session.turn()
         assert await session.message("go on") == 1
+        assert (await stub.called("session_message"))["context"]["caller_id"] == "myapp"
         stub.emit(type="status", status="ended", reason="done")
         assert isinstance(await session.ended(), Ended)
+        # The failure is of the first turn, not of a later one.
+        with pytest.raises(Refused, match="no model"):
+            await session.turn(1)
+        with pytest.raises(Ended):
+            await session.turn(2)
         assert kinds == ["status", "error", "status", "status"]
 
 
 @on_loop
-async def test_a_bad_token_and_an_absent_server_say_so(stub: Stub) -> None:
+async def test_a_bad_token_and_an_absent_server_say_so(stub: StubServer) -> None:
     with pytest.raises(Refused) as refused:
         async with Oubliette(stub.address, "oub_bad").lend("a").start("x"):
             pass

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Optional, TypedDict
 import pytest
 
 from oubliette_caller import schema
-from oubliette_caller.sse import Parser
+from oubliette_caller.sse import SseParser
 
 
 class Colour(enum.Enum):
@@ -80,7 +80,7 @@ def test_events_are_the_same_however_they_arrive() -> None:
         b"data\n\nretry: 5\n\nid: 2\ndata: \xc3\xa9\n\ndata: unfinished"
     )
     for size in range(1, len(stream)):
-        parser = Parser()
+        parser = SseParser()
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
         found = [event for piece in pieces for event in parser.push(piece)]
         assert found == ['{"a":1}', "x\ny", "", "\u00e9"], size

@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Tool:
+class LentTool:
     """One lent function."""
 
     name: str
@@ -42,7 +42,7 @@ class Lend:
         self.client = client
         self.caller_id = caller_id
         self.concurrency = concurrency
-        self.tools: dict[str, Tool] = {}
+        self.tools: dict[str, LentTool] = {}
         self.listeners: list[Callable[[Event], None]] = []
 
     @overload
@@ -78,7 +78,7 @@ class Lend:
                 raise ValueError(f"{called!r} is lent already")
             text = description if description is not None else inspect.getdoc(function) or ""
             shape = input_schema if input_schema is not None else schema.of_function(function)
-            self.tools[called] = Tool(called, text, shape, function)
+            self.tools[called] = LentTool(called, text, shape, function)
             return function
 
         return lend if function is None else lend(function)

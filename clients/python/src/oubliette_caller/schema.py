@@ -72,7 +72,7 @@ def of_type(hint: Any) -> dict[str, Any]:
         if typing.is_typeddict(hint):
             fields = typing.get_type_hints(hint)
             required = sorted(getattr(hint, "__required_keys__", fields))
-            return _object({name: of_type(field) for name, field in fields.items()}, required)
+            return _object_schema({name: of_type(field) for name, field in fields.items()}, required)
         if dataclasses.is_dataclass(hint):
             fields = typing.get_type_hints(hint)
             missing = dataclasses.MISSING
@@ -81,11 +81,11 @@ def of_type(hint: Any) -> dict[str, Any]:
                 for field in dataclasses.fields(hint)
                 if field.default is missing and field.default_factory is missing
             ]
-            return _object({name: of_type(field) for name, field in fields.items()}, needed)
+            return _object_schema({name: of_type(field) for name, field in fields.items()}, needed)
     return {}
 
 
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def _object_schema(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .errors import Ended, OublietteError, Refused, is_transient
-from .sse import Parser
+from .sse import SseParser
 
 if TYPE_CHECKING:
     from .client import Connection
@@ -46,9 +46,11 @@ class Session:
         self._connection = connection
         self._last = last
         self._turns: dict[int, Turn] = {}
+        self._failures: dict[int, OublietteError] = {}
         self._turn_error: OublietteError | None = None
         self._turn_failed = False
         self._end_reason: OublietteError | None = None
+        self._withdrawn = False
         self._changed = asyncio.Condition()
         self._slots = asyncio.Semaphore(lend.concurrency)
         self._requests: OrderedDict[str, asyncio.Task[None]] = OrderedDict()
@@ -68,8 +70,16 @@ class Session:
         return session
 
     async def message(self, text: str, **more: Any) -> int:
-        """Sends another message and returns the number of the turn it begins."""
-        arguments = {**more, "message": text, "session_id": self.id}
+        """Sends another message and returns the number of the turn it begins.
+
+        It declares the tools again: a server that was restarted has forgotten them.
+        """
+        # A failure known by now is not of the turn that this message begins.
+        if self._turn_failed and self._turn_error:
+            self._failures[self.last_turn] = self._turn_error
+            self._turn_error, self._turn_failed = None, False
+        context = {} if self._withdrawn else {"context": self._lend.context()}
+        arguments = {**context, **more, "message": text, "session_id": self.id}
         reply = await self._connection.call("session_message", arguments)
         self.last_turn = int(reply.get("turn", 0))
         return self.last_turn
@@ -85,6 +95,8 @@ class Session:
             while True:
                 if wanted in self._turns:
                     return self._turns[wanted]
+                if wanted in self._failures:
+                    raise self._failures[wanted]
                 if self._turn_failed and self._turn_error:
                     raise self._turn_error
                 if self._end_reason:
@@ -97,6 +109,12 @@ class Session:
             while not self._end_reason:
                 await self._changed.wait()
             return self._end_reason
+
+    async def withdraw(self, text: str, **more: Any) -> int:
+        """Sends a message that withdraws the functions. The session continues without them."""
+        self._withdrawn = True
+        context = {"caller_id": self._lend.caller_id, "caller_tools": []}
+        return await self.message(text, **{**more, "context": context})
 
     async def end(self) -> None:
         """Ends the session."""
@@ -127,7 +145,7 @@ class Session:
 
     async def _read_stream(self) -> None:
         """Reads one connection until it breaks; returns when the session has ended."""
-        parser = Parser()
+        parser = SseParser()
         stream = self._connection.events(self.id, self._lend.caller_id, self._last)
         async for piece in stream:
             try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 MAX_EVENT = 32 * 1024 * 1024
 
 
-class Parser:
+class SseParser:
     """Collects bytes and returns the data of each complete event.
 
     Comments, ids and event names are skipped: the data contains the event's index and type.

@@ -11,7 +11,7 @@ SESSION = "gogol_01J00000000000000000000000"
 TOKEN = "oub_good"
 
 
-class Stub:
+class StubServer:
     """A server with one session; a test emits its events and sees the calls."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Stub:
         self.address = ""
         self._server: asyncio.Server | None = None
 
-    async def __aenter__(self) -> Stub:
+    async def __aenter__(self) -> StubServer:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"http://{host}:{port}"
