@@ -30,7 +30,7 @@ pub(crate) struct BareHttpServer {
     _child: Child,
 }
 
-/// Starts a bare HTTP server; `part` is its actor: `as-echo-http` or `as-floor`.
+/// Starts a bare HTTP server; `part` is its actor: `as-echo-http`, `as-floor` or `as-model`.
 pub(crate) async fn start_http_server(part: &str) -> Result<BareHttpServer> {
     let mut child = Command::new(own_program()?)
         .arg(part)

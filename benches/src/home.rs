@@ -49,6 +49,7 @@ pub(crate) struct BenchHome {
 impl BenchHome {
     /// Creates a home. `config` is appended to an oubliette.toml whose `[trust]` section makes our own programs
     /// readable in sandboxes; its first lines continue that section.
+    #[allow(clippy::disallowed_methods, reason = "no agent of the bench makes deep trees")]
     pub(crate) async fn new(config: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("oub-").tempdir()?;
         let root = dir.path().join("home");

@@ -7,8 +7,8 @@
 //!
 //! - [`suites`]: the measurements, one file per suite.
 //! - [`home`]: a home directory and its server; [`caller`]: a program that lends a tool.
-//! - [`actors`]: this program run in another role: a bare MCP echo server, a bare HTTP server, an agent that
-//!   reports when its first input arrived; [`baseline`] starts them.
+//! - [`actors`]: this program run in another role: a bare MCP echo server, a bare HTTP server, a model provider, an agent
+//!   that reports when its first input arrived; [`baseline`] starts them.
 //! - [`http`], [`mcp`], [`lines`]: minimal clients without libraries, whose cost would be in the numbers.
 //! - [`stats`], [`procs`], [`clock`], [`report`]: timing samples, process memory, the monotonic clock, the results
 //!   table.

@@ -38,6 +38,13 @@ export async function toast(page, text) {
   }, text);
 }
 
+/** Presses a save button (its mark or locator) and, having seen what changes, writes it. */
+export async function save(page, button) {
+  await (typeof button === "string" ? page.locator(id(button)) : button).click();
+  await page.locator(`${id("review")} [data-sign]:not([data-sign=same])`).first().waitFor();
+  await page.click(id("review-save"));
+}
+
 export class Bench {
   static async start(config = "") {
     const bench = new Bench();

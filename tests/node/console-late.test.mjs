@@ -1,7 +1,7 @@
 // Answers that come late: they overwrite nothing a person has typed, and pull nobody back from where they went.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { Bench, id, toast } from "./console-browser.mjs";
+import { Bench, id, save, toast } from "./console-browser.mjs";
 
 let bench, server, project;
 before(async () => {
@@ -80,17 +80,17 @@ test("a save that ends late leaves what was typed on, and whoever has left, alon
   const about = p.getByLabel("Description");
   await about.fill("saved");
   const put = await hold(p, "**/api/tools/agent_put");
-  await p.click(id("save-agent"));
+  await save(p, "save-agent");
   await put.seen;
   await about.fill("saved, and typed on");
   put.release();
   await toast(p, "Saved first");
   assert.equal(await about.inputValue(), "saved, and typed on");
   const again = await hold(p, "**/api/tools/agent_put");
-  await p.click(id("save-agent"));
+  await save(p, "save-agent");
   await again.seen;
   await p.click("nav a[href='#/figures']");
-  await p.getByText("Calls a second").first().waitFor();
+  await p.getByText("Busiest tools").first().waitFor();
   again.release();
   await toast(p, "Saved first");
   assert.match(p.url(), /#\/figures$/);
@@ -102,13 +102,13 @@ test("a save that ends late leaves what was typed on, and whoever has left, alon
   const purpose = card.getByLabel("Description");
   await purpose.fill("one");
   const update = await hold(p, "**/api/tools/project_update");
-  await card.getByRole("button", { name: "Save" }).click();
+  await save(p, card.getByRole("button", { name: "Save" }));
   await update.seen;
   await purpose.fill("one and two");
   update.release();
   await toast(p, "Saved Late");
   assert.equal(await purpose.inputValue(), "one and two");
-  await card.getByRole("button", { name: "Save" }).click();
+  await save(p, card.getByRole("button", { name: "Save" }));
   await p.waitForFunction((mark) => document.querySelector(`[data-project="${mark}"] form.editor button[type=submit]`).disabled, project);
   assert.equal((await bench.api("project_get", { project_id: project })).description, "one and two");
 
@@ -117,7 +117,7 @@ test("a save that ends late leaves what was typed on, and whoever has left, alon
   for (const [to, want] of [["first", "first"], ["", undefined]]) {
     await agent.selectOption(to);
     const saved = p.waitForResponse("**/api/tools/project_update");
-    await card.getByRole("button", { name: "Save" }).click();
+    await save(p, card.getByRole("button", { name: "Save" }));
     await (await saved).finished();
     assert.equal((await bench.api("project_get", { project_id: project })).agent ?? undefined, want);
   }
@@ -162,7 +162,7 @@ test("of two folders opened one after the other, the second is shown", async (t)
 
 test("a refusal of the login before does not end the next one", async (t) => {
   const made = await bench.api("token_create", { name: "short", scope: "admin" });
-  const p = await bench.loggedIn(t, { token: made.token, at: "admin" });
+  const p = await bench.loggedIn(t, { token: made.token, at: "admin/doctor" });
   await p.waitForSelector(id("doctor"));
   const revoke = () => bench.api("token_revoke", { token_id: made.token_id });
   const late = await hold(p, "**/api/tools/doctor", undefined, revoke);

@@ -36,6 +36,15 @@ before(async () => {
     tools: { use, allowed: ["read", "write", "list", "@everything/echo", "@everything/get-sum"], denied: ["project_list"], aliases: { read: "@files/fs_read", write: "@drafts/fs_write", list: "@shell/shell_exec" } },
   });
   await server.putAgent("editor", admin, [[{ say: "Reading it over." }, { call: { tool: "@shell/shell_exec", arguments: { argv: ["sleep", "500"] } } }]], { name: "Editor", description: "Reads it over.", tools: { use: ["files", "shell"] } });
+  await server.putAgent("publisher", admin, [[
+    { say: "The page is ready, so I publish it." },
+    { call: { tool: "@shell/shell_exec", arguments: { argv: ["wc", "-c", "drafts/welcome.md"] } } },
+    { call: { tool: "@drafts/fs_write", arguments: { path: "drafts/published.md", content: "# Welcome\n\nAn agent wrote this, in a sandbox.\n" } } },
+    { say: "Published." },
+  ]], {
+    name: "Publisher", description: "Asks before it publishes.",
+    tools: { use: ["drafts", "shell"], ask: ["@drafts/fs_write", { tool: "@shell/*", when: { properties: { argv: { contains: { const: "-c" } } } } }] },
+  });
   await server.putAgent("lead", admin, [[{ call: { tool: "session_message", arguments: { message: "Draft the welcome page", agent: "writer", wait: true } } }, { say: "The draft is ready for the editor." }]], { name: "Lead", description: "Hands out the work.", children: ["writer"] });
 });
 after(() => bench?.close());
@@ -86,10 +95,27 @@ test("a tour of the main pages", async (t) => {
   for (const call of calls) await call();
   await p.locator("td", { hasText: "@everything/get-sum" }).waitFor();
   await p.waitForFunction(() => Number(document.querySelector("tbody tr td:nth-child(2)")?.textContent) >= 80);
+  await p.getByRole("img", { name: /^Duration of calls over time/ }).waitFor();
   await shot(p, "figures");
 
-  await bench.open(p, "admin");
+  await bench.open(p, "admin/doctor");
   await p.getByText("everything needed works").waitFor();
+});
+
+test("what waits for a person, and the first page", async (t) => {
+  const p = await bench.loggedIn(t, { viewport: VIEW });
+  for (const message of ["Publish the welcome page", "Publish it again"]) await bench.api("session_message", { message, project_id: project, agent: "publisher" });
+  await bench.open(p, "approvals");
+  const cards = p.locator(id("approval"));
+  await p.waitForFunction(() => document.querySelectorAll("[data-testid=approval]").length === 2);
+  await cards.first().locator(id("allow-once")).click();
+  await p.locator(`${id("decided")} [data-decision="allowed"]`).waitFor();
+  await p.locator(`${id("approval")} [data-layout="write"]`).waitFor();
+  await p.getByRole("button", { name: "Dismiss" }).click();
+  await shot(p, "approvals");
+  await bench.open(p, "");
+  await p.locator("[data-tile=waiting] .big", { hasText: "2" }).waitFor();
+  await shot(p, "home");
 });
 
 test("a switch, as it happens, in the dark", async (t) => {

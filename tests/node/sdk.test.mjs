@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Client as OldClient } from "@modelcontextprotocol/sdk/client/index.js";
 import { StreamableHTTPClientTransport as OldTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
-import { LoggingMessageNotificationSchema } from "@modelcontextprotocol/sdk/types.js";
+import { ElicitRequestSchema, LoggingMessageNotificationSchema } from "@modelcontextprotocol/sdk/types.js";
 import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
 import { DEADLINE, Server } from "./harness.mjs";
 
@@ -65,6 +65,42 @@ for (const mode of ["legacy", "auto"]) {
     await client.connect(new StreamableHTTPClientTransport(new URL(`${server.url}/mcp`), headers()));
     const listed = await client.callTool({ name: "project_list", arguments: {} });
     assert.ok(listed.structuredContent.projects.length >= 1);
+    await client.close();
+  });
+}
+
+// Asked about an approval in the client's own form, while session_message with wait is open.
+const elicitationClients = {
+  "1.x": async (answer) => {
+    const client = new OldClient({ name: "test", version: "1" }, { capabilities: { elicitation: {} } });
+    client.setRequestHandler(ElicitRequestSchema, answer);
+    await client.connect(new OldTransport(new URL(`${server.url}/mcp`), headers()));
+    return client;
+  },
+  "2.x": async (answer) => {
+    const options = { capabilities: { elicitation: {} }, versionNegotiation: { mode: "auto" } };
+    const client = new Client({ name: "test", version: "1" }, options);
+    client.setRequestHandler("elicitation/create", answer);
+    await client.connect(new StreamableHTTPClientTransport(new URL(`${server.url}/mcp`), headers()));
+    return client;
+  },
+};
+for (const [version, connect] of Object.entries(elicitationClients)) {
+  test(`the ${version} client is asked about an approval`, { timeout: 2 * DEADLINE }, async () => {
+    const agent = `asking-${version[0]}`;
+    await server.putAgent(agent, admin, [[{ call: { tool: "project_list", arguments: {} } }, { say: "listed" }]], { tools: { ask: ["project_list"] } });
+    const questions = [];
+    const client = await connect((request) => {
+      questions.push(request.params.message);
+      return { action: "accept", content: { decision: "allow" } };
+    });
+    const sent = { name: "session_message", arguments: { message: "go", project_id: project, agent, wait: true } };
+    const done = await client.callTool(sent);
+    assert.match(done.structuredContent.text, /listed$/);
+    assert.equal(questions.length, 1);
+    assert.match(questions[0], /project_list/);
+    const { approvals } = await server.api("approval_list", admin, { session_id: done.structuredContent.session_id });
+    assert.deepEqual(approvals.map((a) => a.status), ["allowed"]);
     await client.close();
   });
 }

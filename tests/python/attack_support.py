@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -11,9 +12,10 @@ import time
 from typing import Any, Callable, Iterator
 
 import httpx
+import pytest
 
 import harness
-from harness import Server, ToolFailed, wait_until
+from harness import Server, ToolFailed, running, wait_until
 
 ATTACKS = harness.ROOT / "tests" / "python" / "attacks"
 TRUST = f'[trust]\nread_only = ["{ATTACKS}"]\n'
@@ -21,7 +23,9 @@ TRUST = f'[trust]\nread_only = ["{ATTACKS}"]\n'
 
 MIB = 1024 * 1024
 
-ANSWERED_WITHIN = 30.0
+NOBODY = 65534
+
+ANSWERED_WITHIN = 120.0
 """Seconds in which a server that is being attacked answers somebody else. A frozen one never does; this is no measurement."""
 
 
@@ -31,12 +35,26 @@ def program(text: str, **values: Any) -> str:
 
 
 @contextlib.contextmanager
+def folder_in_memory() -> Iterator[pathlib.Path]:
+    """A folder on a memory file system, where there is one; one of its own, if we may mount it."""
+    shared = pathlib.Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="oub", dir=shared if shared.is_dir() else None) as folder:
+        options = ["-t", "tmpfs", "-o", "size=4g,nr_inodes=2m"]
+        mount = subprocess.run(["mount", *options, "oubliette-test", folder], capture_output=True)
+        try:
+            yield pathlib.Path(folder)
+        finally:
+            if mount.returncode == 0:
+                # Lazily: whatever is still open in it goes with its process.
+                subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextlib.contextmanager
 def running_in_memory(config: str = "") -> Iterator[Server]:
-    """A server whose home is on a memory file system where there is one: making and removing many thousand directories
-    takes minutes on a disk that others use."""
-    memory = pathlib.Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="oub", dir=memory if memory.is_dir() else None) as folder:
-        server = Server(pathlib.Path(folder) / "h", config).start()
+    """A server whose home is on a memory file system, where there is one: making and removing many thousand directories
+    takes minutes on a disk that others use. Where we may mount, nobody else writes on it or frees anything."""
+    with folder_in_memory() as folder:
+        server = Server(folder / "h", config).start()
         try:
             yield server
         finally:
@@ -44,6 +62,52 @@ def running_in_memory(config: str = "") -> Iterator[Server]:
                 server.stop()
             # Python's own removal is recursive, and would not get through what some attacks leave.
             subprocess.run(["rm", "-rf", server.home], check=True)
+
+
+@contextlib.contextmanager
+def unprivileged(config: str) -> Iterator[Server]:
+    """A server of an ordinary user: no privilege opens a directory that its owner closed."""
+    if os.geteuid() != 0:
+        with running(config) as server:
+            yield server
+        return
+    for path in (harness.BIN / "oubliette", harness.BIN / "oubliette-client", harness.BIN / "oubliette-agent"):
+        if subprocess.run(["test", "-x", path], user=NOBODY, group=NOBODY, extra_groups=[]).returncode:
+            pytest.skip(f"{path} is not there for another user than root")
+    with tempfile.TemporaryDirectory(prefix="oub", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        server = Unprivileged(pathlib.Path(folder) / "h", config)
+        for path in (server.home, *server.home.iterdir()):
+            os.chown(path, NOBODY, NOBODY)
+        server.start()
+        try:
+            yield server
+        finally:
+            if server.process.poll() is None:
+                server.stop()
+            subprocess.run(["rm", "-rf", server.home], check=True)
+
+
+class Unprivileged(Server):
+    """`oubliette serve` and its commands, run by nobody."""
+
+    def start(self) -> "Unprivileged":
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [harness.BIN / "oubliette", "--home", self.home, "serve", "--listen", f"127.0.0.1:{self.port}"],
+                env={**os.environ, "HOME": str(self.home)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=NOBODY,
+                group=NOBODY,
+                extra_groups=[],
+            )
+        wait_until(self._ready, "the server to be ready")
+        return self
+
+    def cli(self, *args: str, **kwargs) -> subprocess.CompletedProcess:
+        return super().cli(*args, user=NOBODY, group=NOBODY, extra_groups=[], **kwargs)
 
 
 class Attacker:

@@ -10,12 +10,12 @@ import pytest
 import harness
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Marks the attacks and the fault rounds, which are runs of their own."""
-    for item in items:
-        if item.path.name == "test_faults.py" or item.path.name.startswith("test_security_"):
-            item.add_marker(pytest.mark.hardening)
+def pytest_runtest_logreport(report):
+    """Writes the names of failed tests into the file that `OUBLIETTE_TEST_FAILED` names, one a line."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    if report.failed and not is_worker and (file := os.environ.get("OUBLIETTE_TEST_FAILED")):
+        with open(file, "a") as failed:
+            failed.write(f"{report.nodeid}\n")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,11 +16,15 @@ A history is a list of records, each a JSON object with `event`:
       the request is acknowledged.
     - `session`, `text`: it is a message for that session (null: for a new one).
     - `request_id`: it answers a caller tool request.
+    - `approval_id`, `decision`: it decides an approval.
     - `token_id`, `target`: whose request it is and what the audit log calls its object.
 - `acknowledged` {id, result}: the answer said that it was done. `refused` {id, code}: the answer was an error.
-  `unknown` {id}: the connection broke before an answer came. What was refused or is unknown may have happened or not.
+  `unknown` {id}: the connection broke before an answer came. What was refused or is unknown may have happened or not;
+  with `late` it may even happen after later requests, because it may be under way at another server.
 - `shown` {log, data}: a follower was shown this event of a session's log, or of the log `debugger`.
-- Anything else (`killed`, `restarted`) is for people who read the history.
+- `database_crashed` {at}: the database lost its memory. What was shown in the last moments before it may be gone, and
+  so may the audit rows of some actions; everything else that was acknowledged is kept.
+- Anything else (`killed`, `restarted`) is for people who read the history. Every record has the time `at`, in seconds.
 
 An observation is a JSON object; a part that is missing is not checked:
 
@@ -28,6 +32,7 @@ An observation is a JSON object; a part that is missing is not checked:
 - `integrity`: what `PRAGMA integrity_check` says, a list of lines.
 - `left_running`, `left_behind`: texts that describe processes of killed servers, and files, mounts or control groups
   they left.
+- `owners` {session: [server]}: the servers that own a session or run processes of it.
 - `registers` {name: value}, `marks` {mark: count}: as above.
 - `sessions` {id: {session, events, work}}: the session's row, its whole log, and how often the tool that its agent calls
   once each turn was run.
@@ -43,24 +48,30 @@ import pathlib
 import sys
 from typing import Any, Iterable
 
-Record = dict[str, Any]
+from fault_log_check import FINAL as FINAL
+from fault_log_check import Record, Violation, check_session, user_messages
 
-FINAL = ("ended", "failed")
-"""Statuses of a session that is not active any more."""
-WORK_TOOL = "tally"
-"""The agents' scripts call a tool with this in its name once each turn."""
+CRASH_WINDOW = 5.0
+"""How many seconds before (and, since clients may be slow to note it, after) a crash of the database what was shown may be
+of what it lost. It keeps back a commit for less than one; the rest is for a machine with much to do."""
+NOT_KEPT_IN_A_CRASH = ("tool_call", "caller_tool_response", "workspace_file_put", "workspace_file_delete")
+"""Actions whose audit rows survive a crash of the database only a moment after they were acknowledged."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Violation:
-    """One contradiction: its kind (for counting), what it is about, and the facts."""
-
-    kind: str
-    subject: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.subject}: {self.detail}"
+PROMISES = {
+    "nothing acknowledged is missing": {
+        "lost write", "half write", "lost session", "lost message", "lost work", "lost answer",
+        "lost decision", "unobserved",
+    },
+    "what was shown stays": {"lost event", "changed event", "changed"},
+    "nothing is there or owned twice": {"twice", "audit row twice", "owned twice"},
+    "logs have no holes and keep their order": {"hole", "order"},
+    "acknowledged actions are in the audit log": {"lost audit row"},
+    "nothing is left running": {"left running"},
+    "nothing is left behind": {"left behind", "stray"},
+    "the database is whole": {"damaged"},
+    "the server goes on": {"unfinished", "stuck", "crashed", "broken off", "client failed"},
+}  # fmt: skip
+"""What each kind of violation breaks."""
 
 
 @dataclasses.dataclass
@@ -70,6 +81,8 @@ class Request:
     sent: Record
     outcome: str = "unknown"
     result: Any = None
+    late: bool = False
+    """It may still happen after requests that were sent later."""
 
     @property
     def acknowledged(self) -> bool:
@@ -95,6 +108,7 @@ def check(history: Iterable[Record], observation: Record) -> list[Violation]:
                 Violation("lost session", f"session {id}", "its events were shown, and there is no such session")
             )
         found += check_answers(requests, observation["sessions"])
+        found += check_decisions(requests, observation["sessions"])
     if "debugger" in observation:
         found += check_order("debugger", observation["debugger"])
         found += check_shown("debugger", shown.get("debugger", []), observation["debugger"])
@@ -105,8 +119,14 @@ def check(history: Iterable[Record], observation: Record) -> list[Violation]:
 
 def read(history: Iterable[Record]) -> tuple[list[Request], dict[str, list[Record]]]:
     """Requests in the order they were sent, and the events each log's followers were shown."""
+    history = list(history)
     requests: dict[int, Request] = {}
     shown: dict[str, list[Record]] = collections.defaultdict(list)
+    crashes = [record["at"] for record in history if record["event"] == "database_crashed"]
+
+    def may_be_lost(record: Record) -> bool:
+        return any(abs(record["at"] - crash) <= CRASH_WINDOW for crash in crashes)
+
     for record in history:
         match record["event"]:
             case "sent":
@@ -116,6 +136,11 @@ def read(history: Iterable[Record]) -> tuple[list[Request], dict[str, list[Recor
             case "acknowledged" | "refused" | "unknown" as outcome:
                 request = requests[record["id"]]
                 request.outcome, request.result = outcome, record.get("result")
+                request.late = record.get("late", False)
+                if request.sent["action"] in NOT_KEPT_IN_A_CRASH and may_be_lost(record):
+                    request.outcome, request.late = "unknown", True
+            case "shown" if may_be_lost(record):
+                pass
             case "shown":
                 shown[record["log"]].append(record["data"])
             case _:
@@ -135,6 +160,9 @@ def check_machine(observation: Record) -> list[Violation]:
         found.append(Violation("left running", f"process {text.split()[0]}", text))
     for text in observation.get("left_behind", []):
         found.append(Violation("left behind", text, "it belongs to a server that was killed"))
+    for session, servers in observation.get("owners", {}).items():
+        if len(set(servers)) > 1:
+            found.append(Violation("owned twice", f"session {session}", f"by {sorted(set(servers))}"))
     return found
 
 
@@ -156,6 +184,7 @@ def check_registers(requests: list[Request], registers: Record) -> list[Violatio
         last = max((n for n, request in enumerate(wrote) if request.acknowledged), default=None)
         possible = [None] if last is None else [wrote[last].sent["value"]]
         possible += [request.sent["value"] for request in wrote[0 if last is None else last + 1 :]]
+        possible += [request.sent["value"] for request in wrote if request.late]
         if now in possible:
             continue
         if now is not None and all(request.sent["value"] != now for request in wrote):
@@ -255,79 +284,22 @@ def check_turn_order(session: str, turns: list[tuple[int, str]], places: Record)
     return found
 
 
-def check_session(id: str, seen: Record, drained: bool) -> list[Violation]:
-    """A log by itself: no hole, each turn ended at most once, each caller request ended once, no work done twice."""
+def check_decisions(requests: list[Request], sessions: Record) -> list[Violation]:
+    """An acknowledged decision is what its approval ended with."""
+    decisions = {
+        event["approval_id"]: event["decision"]
+        for seen in sessions.values()
+        for event in seen["events"]
+        if event["type"] == "approval_decided"
+    }
     found = []
-    subject = f"session {id}"
-    events = seen["events"]
-    indexes = [event["index"] for event in events]
-    if indexes != list(range(len(events))):
-        wrong = next((n for n, index in enumerate(indexes) if n != index), len(indexes))
-        found.append(Violation("hole", subject, f"index {indexes[wrong]} at place {wrong} of {len(indexes)}"))
-    turns = [event["turn"] for event in events if event["type"] == "turn_completed"]
-    if any(later <= earlier for earlier, later in zip(turns, turns[1:])):
-        found.append(Violation("order", subject, f"turns completed in the order {turns}"))
-    if not found:
-        found += check_each_turn(subject, events)
-    found += check_requests(subject, events, drained)
-    statuses = [event["status"] for event in events if event["type"] == "status"]
-    if "ended" in statuses and statuses[-1] != "ended":
-        found.append(Violation("order", subject, f"it went on after its end: {statuses}"))
-    status = seen["session"].get("status")
-    if statuses and status != statuses[-1]:
-        found.append(Violation("changed", subject, f"its status is {status}, and its log says {statuses[-1]}"))
-    if drained and status not in ("idle", *FINAL):
-        found.append(Violation("unfinished", subject, f"still {status}"))
-    if (work := seen.get("work")) is not None:
-        begun = len(user_messages(events))
-        told = sum(
-            1
-            for event in events
-            if event["type"] == "tool_result" and event.get("ok") and event["tool_call_id"] in work_calls(events)
-        )
-        if work > begun:
-            found.append(Violation("twice", subject, f"{begun} turns were begun, and their work was done {work} times"))
-        if work < told:
-            found.append(
-                Violation("lost work", subject, f"the log tells of work done {told} times; it was done {work} times")
-            )
-    return found
-
-
-def check_each_turn(subject: str, events: list[Record]) -> list[Violation]:
-    """Between a message and the next one there is at most one completed turn and one round of work."""
-    found = []
-    completed = worked = 0
-    text = None
-    calls = work_calls(events)
-    for event in events:
-        if event["type"] == "message" and event["role"] == "user":
-            completed = worked = 0
-            text = event["text"]
-        elif event["type"] == "turn_completed":
-            completed += 1
-            if completed > 1:
-                found.append(Violation("twice", subject, f"two completed turns after message {text!r}"))
-        elif event["type"] == "tool_call" and event["tool_call_id"] in calls:
-            worked += 1
-            if worked > 1:
-                found.append(Violation("twice", subject, f"message {text!r} was worked on twice"))
-    return found
-
-
-def check_requests(subject: str, events: list[Record], drained: bool) -> list[Violation]:
-    found = []
-    asked = [event["request_id"] for event in events if event["type"] == "caller_tool_request"]
-    done = collections.Counter(event["request_id"] for event in events if event["type"] == "caller_tool_done")
-    for request, count in collections.Counter(asked).items():
-        if count > 1:
-            found.append(Violation("twice", subject, f"caller request {request} is there {count} times"))
-        if done[request] > 1:
-            found.append(Violation("twice", subject, f"caller request {request} was ended {done[request]} times"))
-        if drained and done[request] == 0:
-            found.append(Violation("unfinished", subject, f"caller request {request} has no end"))
-    for request in done.keys() - set(asked):
-        found.append(Violation("stray", subject, f"caller request {request} was ended and never made"))
+    for request in requests:
+        if request.sent["action"] == "approval_decide" and request.acknowledged:
+            approval, told = request.sent["approval_id"], {"allow": "allowed", "deny": "denied"}
+            wanted, decided = told[request.sent["decision"]], decisions.get(approval)
+            if decided != wanted:
+                detail = f"acknowledged as {wanted}, and the log says {decided}"
+                found.append(Violation("lost decision", f"approval {approval}", detail))
     return found
 
 
@@ -388,7 +360,7 @@ def check_audit(requests: list[Request], audit: list[Record]) -> list[Violation]
     sent, acknowledged = collections.Counter(), collections.Counter()
     for request in requests:
         if "token_id" in request.sent:
-            key = (request.sent["token_id"], request.sent["action"], request.sent.get("target"))
+            key = (request.sent["token_id"], request.sent["action"], audited_target(request))
             sent[key] += 1
             acknowledged[key] += request.acknowledged
     for key, count in sent.items():
@@ -405,16 +377,15 @@ def check_audit(requests: list[Request], audit: list[Record]) -> list[Violation]
     return found
 
 
+def audited_target(request: Request) -> str | None:
+    """What the audit log calls the object of a request. That of a message which starts a session is the new session."""
+    target = request.sent.get("target")
+    if target is None and request.sent["action"] == "session_message" and request.acknowledged:
+        return request.result.get("session_id")
+    return target
+
+
 # -- small parts -------------------------------------------------------------------------------------
-
-
-def user_messages(events: list[Record]) -> list[Record]:
-    return [event for event in events if event["type"] == "message" and event["role"] == "user"]
-
-
-def work_calls(events: list[Record]) -> set[str]:
-    """Ids of the agent's calls of its once-a-turn tool."""
-    return {e["tool_call_id"] for e in events if e["type"] == "tool_call" and WORK_TOOL in str(e.get("tool"))}
 
 
 def ended_sessions(requests: list[Request]) -> set[str]:

@@ -1,33 +1,19 @@
-"""The load of the fault rounds: clients that write through the server and record what they were told.
-
-- `Client` and its kinds: what each of them sends.
-- `Load`: all clients of one home, and what they share.
-"""
+"""The clients of the fault rounds, which write through the server and record what they were told (`fault_load.Load`)."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import http.client
 import json
-import pathlib
 import random
 import threading
-from typing import Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
-import harness
-from fault_check import Violation
-from fault_history import Connection, Gate, History, Refused, ServerGone, digest
+from fault_history import Connection, Refused, ServerGone, digest
 
-HERE = pathlib.Path(__file__).resolve().parent
-CONFIG = f"""
-[trust]
-read_only = ["{HERE}"]
-"""
-SESSIONS = 3
-"""Sessions at a time."""
-LAUNCHERS = 6
-"""Clients that start sandboxes at once in a burst."""
+if TYPE_CHECKING:
+    from fault_load import Load
+
 WAITING_MESSAGES = 3
 """Messages a client sends ahead of the turn that runs."""
 FIRST_AGENT = "worker"
@@ -41,7 +27,7 @@ class Client(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.load = load
         self.token = token or load.make_token(name)
-        self.http = Connection(load.port, self.token["token"])
+        self.http = load.connect(self.token["token"])
         self.random = random.Random(f"{load.seed} {name}")
         self.epoch = 0
         load.gate.join(self)
@@ -57,8 +43,7 @@ class Client(threading.Thread):
                 try:
                     self.step()
                 except ServerGone as error:
-                    broken_in = self.epoch
-                    self.load.connection_broke(self, error)
+                    broken_in = self.load.connection_broke(self, error)
                 except Refused as error:
                     self.load.refusals[error.code] += 1
         except SystemExit:
@@ -90,12 +75,13 @@ class Client(threading.Thread):
         try:
             status, text = call()
         except ServerGone:
-            history.add("unknown", id=id)
+            history.add("unknown", id=id, **self.load.if_not_acknowledged)
             raise
         answer = json.loads(text)
         if status != 200 or answer.get("isError"):
             error = answer.get("error") or {"code": "tool_error", "message": text.decode()[:500]}
-            history.add("refused", id=id, code=error["code"], message=error["message"])
+            said = {"code": error["code"], "message": error["message"]}
+            history.add("refused", id=id, **said, **self.load.if_not_acknowledged)
             raise Refused(error["code"], error["message"])
         kept = {name: answer[name] for name in ("session_id", "turn", "token_id", "project_id") if name in answer}
         history.add("acknowledged", id=id, result=kept)
@@ -212,7 +198,7 @@ class Follower(Client):
         self.idle = False
         self.over = False
         self.answered: set[str] = set()
-        self.answers = Connection(load.port, token["token"])
+        self.answers = load.connect(token["token"])
 
     def finished(self) -> bool:
         return self.over
@@ -431,95 +417,3 @@ def stream(connection: Connection, path: str) -> Iterator[dict[str, Any]]:
         raise ServerGone(repr(error)) from error
     connection.close()
     raise ServerGone("the stream ended")
-
-
-# -- load --------------------------------------------------------------------------------------------
-
-
-class Load:
-    """All clients of one home, and what they share."""
-
-    def __init__(self, server: harness.Server, seed: str):
-        self.server, self.seed, self.port = server, seed, server.port
-        self.history = History()
-        self.gate = Gate()
-        self.stopping = threading.Event()
-        self.burst = threading.Event()
-        """Set while many sandboxes are to start at once."""
-        self.refusals: collections.Counter[str] = collections.Counter()
-        self.current: dict[str, dict[str, Any]] = {}
-        """The session each driver works with."""
-        self.secrets: dict[str, str] = {}
-        """Tokens by name."""
-        self.known_strays: set[str] = set()
-        """Files nobody wrote that were waited for and reported."""
-        self.killing = False
-        self.broken: list[Violation] = []
-        self._lock = threading.Lock()
-        self._number = 0
-        self.owner = Connection(server.port, server.token("admin"))
-        self.define()
-        self.janitor = Client(self, "janitor")
-        self.gate.leave(self.janitor)
-        self.clients: list[Client] = [Driver(self, f"driver-{n}") for n in range(SESSIONS)]
-        self.clients += [Launcher(self, f"launcher-{n}") for n in range(LAUNCHERS)]
-        others = (Poller, DebuggerFollower, ToolCaller, TokenClient, DefinitionClient, FileClient)
-        self.clients += [kind(self, kind.__name__) for kind in others]
-        for client in self.clients:
-            client.start()
-
-    def define(self) -> None:
-        """The catalog, the agents and the project that the clients use."""
-        tools = {
-            "tally": {
-                "kind": "mcp",
-                "transport": "stdio",
-                "command": "/usr/bin/python3",
-                "read_only": [str(HERE)],
-                "args": ["-I", "-S", str(HERE / "tally_server.py")],
-                "timeouts": {"startupMs": 120_000},
-            },
-            "writer": {"kind": "builtin", "builtinPolicy": {"name": "fs_write", "allowedPaths": ["out/"]}},
-            "shell": {"kind": "builtin", "builtinPolicy": {"name": "shell_exec", "allowedCommands": ["touch", "true"]}},
-        }
-        for id, definition in tools.items():
-            self.owner.tool("catalog_put", id=id, definition={"id": id, **definition})
-        for agent in AGENTS:
-            turn = [
-                {"say": f"{agent} works"},
-                {"call": {"tool": "app_note", "arguments": {"agent": agent}}},
-                {"call": {"tool": "@tally/add", "arguments": {"mark": "turn"}}},
-                {"sleep_ms": 30},
-                {"say": "done"},
-            ]
-            definition = {
-                "name": agent,
-                "prompt": "Follow the script.",
-                "model": "script:script.json",
-                "tools": {"use": list(tools)},
-            }
-            files = {"script.json": json.dumps({"turns": [turn]})}
-            self.owner.tool("agent_put", slug=agent, definition=definition, files=files)
-        made = self.owner.tool("project_create", name="load", limits={"max_sessions": 50})
-        self.project, self.workspace = made["project_id"], made["default_workspace_id"]
-
-    def make_token(self, name: str) -> dict[str, str]:
-        return self.owner.tool("token_create", name=f"client {name}", scope="admin")
-
-    def unique(self, what: str) -> str:
-        with self._lock:
-            self._number += 1
-            return f"{what}-{self._number}"
-
-    def connection_broke(self, client: Client, error: ServerGone) -> None:
-        if not self.killing:
-            self.broken.append(Violation("broken off", client.name, f"the server was not killed: {error}"))
-
-    def client_failed(self, client: Client, error: Exception) -> None:
-        self.broken.append(Violation("client failed", client.name, repr(error)))
-
-    def stop(self) -> None:
-        self.stopping.set()
-        self.gate.stop()
-        for client in self.clients:
-            client.http.close()

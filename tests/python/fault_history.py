@@ -6,7 +6,8 @@ import hashlib
 import http.client
 import json
 import threading
-from typing import Any
+import time
+from typing import Any, Callable
 
 import harness
 
@@ -33,10 +34,13 @@ class History:
         self.records: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._last_id = 0
+        self.acknowledged = 0
+        """How many requests were acknowledged."""
 
     def add(self, event: str, **fields: Any) -> None:
         with self._lock:
-            self.records.append({"event": event, **fields})
+            self.acknowledged += event == "acknowledged"
+            self.records.append({"event": event, "at": round(time.monotonic(), 3), **fields})
 
     def sent(self, **fields: Any) -> int:
         with self._lock:
@@ -88,10 +92,12 @@ class Gate:
             self._epoch += 1
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Closes, and waits until every client has noticed."""
+    def close(self, notice: Callable[[], None] = lambda: None) -> None:
+        """Closes, does what makes clients notice, and waits until every one has."""
         with self._changed:
             self._open = False
+        notice()
+        with self._changed:
             if not self._changed.wait_for(lambda: self._waiting >= self._clients, harness.DEADLINE):
                 missing = [client.name for client in self._clients - self._waiting]
                 raise AssertionError(f"clients did not notice that the server is gone: {missing}")
@@ -112,8 +118,8 @@ class Gate:
 class Connection:
     """One kept connection to the server."""
 
-    def __init__(self, port: int, token: str):
-        self.port, self.token = port, token
+    def __init__(self, port: int, token: str, timeout: float = harness.DEADLINE):
+        self.port, self.token, self.timeout = port, token, timeout
         self._http: http.client.HTTPConnection | None = None
 
     def open(
@@ -122,7 +128,7 @@ class Connection:
         """Sends a request; its body can be read as it comes."""
         try:
             if self._http is None:
-                self._http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=harness.DEADLINE)
+                self._http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.timeout)
             headers = {"Authorization": f"Bearer {token or self.token}"}
             if body is not None:
                 headers["Content-Type"] = "application/json"

@@ -13,13 +13,12 @@ import threading
 import time
 
 import harness
+import stores
 from fault_history import Connection, ServerGone
 from harness import wait_until
 
-LEFTOVER_DEADLINE = 10.0
+LEFTOVER_DEADLINE = 60.0
 """How long processes and files of a killed server may take to go."""
-PORT_DEADLINE = 10.0
-"""How long the port of a killed server may stay in use."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -40,11 +39,14 @@ class KilledServer(harness.Server):
         """Puts the server's own log elsewhere than beside its home."""
         self._log = path
 
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **stores.env(self.home), **self.env}
+
     def spawn(self) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [harness.BIN / "oubliette", "--home", self.home, "serve", "--listen", f"127.0.0.1:{self.port}"],
-                env={**os.environ, **self.env},
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -52,18 +54,12 @@ class KilledServer(harness.Server):
 
     def start(self) -> "KilledServer":
         self.spawn()
-        self._start_by = time.monotonic() + PORT_DEADLINE
         wait_until(self._ready, "the server to be ready")
         return self
 
     def _ready(self) -> bool:
         if self.process.poll() is not None:
-            last = self.log()[-3000:]
-            if "Address already in use" in last.splitlines()[-1] and time.monotonic() < self._start_by:
-                # A child of the killed server that has not come to its exec yet still has the listening socket.
-                self.spawn()
-                return False
-            raise AssertionError(f"the server exited with {self.process.returncode}:\n{last}")
+            raise AssertionError(f"the server exited with {self.process.returncode}:\n{self.log()[-3000:]}")
         return self.probe("/ready") == 200
 
     def is_up(self) -> bool:
@@ -79,6 +75,9 @@ class KilledServer(harness.Server):
     def database(self) -> pathlib.Path:
         return self.home / "oubliette.db"
 
+    def integrity(self) -> list[str]:
+        return integrity(self.database)
+
 
 class Processes:
     """Finds what killed servers left running.
@@ -92,6 +91,8 @@ class Processes:
         self._adopt(True)
         self._others = set(descendants(os.getpid()))
         self.killed: set[int] = set()
+        self.spared: set[int] = set()
+        """Processes that are no server's, with everything below them."""
 
     def _adopt(self, on: bool) -> None:
         if self._libc.prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0) != 0:
@@ -100,25 +101,29 @@ class Processes:
     def close(self) -> None:
         """Ends what is left of all servers, also of a test that broke off."""
         self.end([pid for pid in descendants(os.getpid()) if pid not in self._others])
-        self.reap(None)
+        self.reap(set())
         self._adopt(False)
 
-    def left(self, server: KilledServer) -> list[int]:
+    def left(self, *servers: KilledServer) -> list[int]:
         """Processes of killed servers that still run."""
-        running = server.process.pid if server.process and server.process.poll() is None else None
+        running = {server.process.pid for server in servers if server.process and server.process.poll() is None}
         self.reap(running)
         table = process_table()
         below = descendants(os.getpid(), table)
-        own = {running, *descendants(running, table)} if running else set()
+        own = running | self.spared
+        own = own.union(*(descendants(top, table) for top in own))
         found = [pid for pid, (_, state) in below.items() if pid not in self._others | own and state not in "ZX"]
-        # Processes that belong to the home and left the tree, if that were possible.
-        strays = of_home(server.home, self.killed, except_for=below.keys() | own)
-        return found + [pid for pid in strays if not (running and pid in descendants(running))]
+        if found:
+            return found
+        # Processes that belong to a home and left the tree, if that were possible. Some may just have been started.
+        homes = [server.home for server in servers]
+        strays = {pid for home in homes for pid in of_home(home, self.killed, except_for=below.keys() | own)}
+        return sorted(strays.difference(*(descendants(top) for top in running)) if strays else strays)
 
-    def reap(self, running: int | None) -> None:
+    def reap(self, running: set[int]) -> None:
         """Takes leave of orphans that ended here."""
         for pid, (parent, state) in descendants(os.getpid()).items():
-            if parent == os.getpid() and state == "Z" and pid not in self._others and pid != running:
+            if parent == os.getpid() and state == "Z" and pid not in self._others | running | self.spared:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
@@ -199,11 +204,12 @@ def describe_process(pid: int) -> str:
     return f"{pid} (parent {parent}, state {state}, {exe}, waits in {read('wchan')}): {read('cmdline')[:200]}"
 
 
-def left_running(processes: Processes, server: KilledServer) -> list[str]:
+def left_running(processes: Processes, *servers: KilledServer) -> list[str]:
     """Processes of killed servers that run on, once they had time to end. They are described and then killed."""
-    when = "after the restart" if server.process.poll() is None else "before the restart"
+    has_restarted = all(server.process.poll() is None for server in servers)
+    when = "after the restart" if has_restarted else "before the restart"
     deadline = time.monotonic() + LEFTOVER_DEADLINE
-    while left := processes.left(server):
+    while left := processes.left(*servers):
         if time.monotonic() > deadline:
             break
         pause(0.05)

@@ -8,12 +8,13 @@ import json
 from typing import Any, Iterator
 
 import fault_check
-from fault_clients import FIRST_AGENT, Load
+from fault_clients import FIRST_AGENT
 from fault_history import Refused, digest
-from fault_machine import LEFTOVER_DEADLINE, integrity
+from fault_load import Load
+from fault_machine import LEFTOVER_DEADLINE
 from harness import wait_until
 
-DRAIN_DEADLINE = 60.0
+DRAIN_DEADLINE = 180.0
 """How long accepted messages may take to run after a restart."""
 
 
@@ -27,6 +28,7 @@ def drain(load: Load) -> None:
             turns[id] = max(turns[id], request.result["turn"])
 
     def done() -> bool:
+        load.unblock()
         rows = load.owner.pages("session_list", "sessions", project_id=load.project)
         return all(
             row["status"] in fault_check.FINAL or row["status"] == "idle" and row["turn"] >= turns[row["session_id"]]
@@ -65,7 +67,7 @@ def observe(load: Load, drained: bool) -> dict[str, Any]:
     audit = [row for row in owner.pages("audit_list", "entries") if row.get("token_id") in own]
     observation = {
         "drained": drained,
-        "integrity": integrity(load.server.database),
+        "integrity": load.server.integrity(),
         "sessions": sessions,
         "marks": dict(marks),
         "registers": registers(load, rows, projects, names),

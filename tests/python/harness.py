@@ -14,6 +14,7 @@ import os
 import pathlib
 import queue
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -27,9 +28,12 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+import result_types
+import stores
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("OUBLIETTE_BIN_DIR", ROOT / "target" / "debug"))
-DEADLINE = 120.0
+DEADLINE = 240.0
 """How many seconds a test waits for anything before it fails. Never a measurement."""
 
 LEGACY = "legacy"
@@ -77,13 +81,16 @@ def wait_until(check, what: str, deadline: float = DEADLINE):
 
 
 class Server:
-    """One `oubliette serve`."""
+    """One `oubliette serve`, or another command that serves."""
 
-    def __init__(self, home: pathlib.Path, config: str = "", env: dict[str, str] | None = None):
+    def __init__(self, home: pathlib.Path, config: str = "", env: dict[str, str] | None = None, command: str = "serve"):
         self.home = home
         self.port = free_port()
         self.env = env or {}
+        self.command = command
+        self.programs = BIN
         self.process: subprocess.Popen | None = None
+        self._document: str | None = None
         self._log: pathlib.Path = home.parent / f"{home.name}.log"
         home.mkdir(mode=0o700, exist_ok=True)
         if config:
@@ -94,8 +101,8 @@ class Server:
     def start(self) -> "Server":
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [BIN / "oubliette", "--home", self.home, "serve", "--listen", f"127.0.0.1:{self.port}"],
-                env={**os.environ, **self.env},
+                [self.programs / "oubliette", "--home", self.home, self.command, "--listen", f"127.0.0.1:{self.port}"],
+                env={**os.environ, **stores.env(self.home), **self.env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -135,11 +142,11 @@ class Server:
 
     def cli(self, *args: str, check: bool = True, **kwargs: Any) -> subprocess.CompletedProcess:
         done = subprocess.run(
-            [BIN / "oubliette", "--home", self.home, *args],
+            [self.programs / "oubliette", "--home", self.home, *args],
             capture_output=True,
             text=True,
             timeout=DEADLINE,
-            **kwargs,
+            **{"env": {**os.environ, **stores.env(self.home)}, **kwargs},
         )
         assert not check or done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -162,7 +169,14 @@ class Server:
         body = answer.json()
         if answer.status_code != 200:
             raise ToolFailed(body["error"]["code"], body["error"]["message"], answer.status_code)
+        # Every answer of every test, so that the published types are those of real answers.
+        result_types.check(self._openapi(), tool, body)
         return body
+
+    def _openapi(self) -> str:
+        if self._document is None:
+            self._document = get(f"{self.url}/api/openapi.json").text
+        return self._document
 
     def events(self, session_id: str, token: str, since: int = -1, **query: Any) -> "Events":
         return Events(self, f"/api/sessions/{session_id}/events", {"since_index": since, **query}, token)
@@ -173,6 +187,8 @@ class Server:
     def metric(self, token: str, name: str, **labels: str) -> float:
         """One value of `/metrics`."""
         text = get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
+        # Of a server of a cluster every sample says whose it is.
+        text = re.sub(r'(?<=[{,])server_address="[^"]*",?', "", text).replace("{} ", " ")
         label = "{" + ",".join(f'{k}="{v}"' for k, v in labels.items()) + "}" if labels else ""
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name}{label} ")))
 
@@ -294,11 +310,11 @@ class Events:
 
 
 @contextlib.contextmanager
-def running(config: str = "", env: dict[str, str] | None = None) -> Iterator[Server]:
+def running(config: str = "", env: dict[str, str] | None = None, command: str = "serve") -> Iterator[Server]:
     """A server in a fresh home, stopped at the end."""
     # Processes that a killed server left running may still write while the home is removed.
     with tempfile.TemporaryDirectory(prefix="oub", ignore_cleanup_errors=True) as folder:
-        server = Server(pathlib.Path(folder) / "h", config, env).start()
+        server = Server(pathlib.Path(folder) / "h", config, env, command).start()
         try:
             yield server
         finally:

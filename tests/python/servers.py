@@ -44,7 +44,7 @@ def python_server(**more: Any) -> dict[str, Any]:
 def stdio(command: str, args: list[str], read_only: list[str], **more: Any) -> dict[str, Any]:
     return {
         "kind": "mcp", "transport": "stdio", "command": command, "args": args, "read_only": read_only,
-        "timeouts": {"startupMs": 120000, "requestMs": 60000}, **more,
+        "timeouts": {"startupMs": 120000, "requestMs": 240000}, **more,
     }
 
 

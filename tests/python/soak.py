@@ -1,6 +1,6 @@
 """Kills the server with SIGKILL at random moments under load, restarts it, and checks that it kept its word.
 
-    OUBLIETTE_BIN_DIR=target/release python soak.py --rounds 1000 [--seed S] [--seconds N] [--keep DIR]
+    OUBLIETTE_BIN_DIR=target/release python soak.py --rounds 1000 [--servers N] [--seed S] [--seconds N] [--keep DIR]
 
 In each round clients write through the real server (sessions with scripted agents, caller tools, tool servers,
 built-ins, projects, agents, tokens, files) and follow its logs, until the server is killed. Clients record what they
@@ -9,6 +9,8 @@ compares both. Some rounds kill the server again while it starts.
 
 The home is thrown away after some rounds (a *generation*), so that reading all of it stays quick. The seed decides what
 is sent and when the server is killed after it is ready; what that meets is up to the machine.
+
+With `--servers` there are several on one PostgreSQL (`soak_cluster.py`).
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from typing import Any, Callable
 import fault_check
 import harness
 from fault_check import Violation
-from fault_clients import CONFIG, Load
 from fault_history import Refused, ServerGone
+from fault_load import CONFIG, Load
 from fault_machine import LEFTOVER_DEADLINE, KilledServer, Processes, cgroups_of, left_running, mounts_of, pause
 from fault_observe import drain, observe
 from harness import wait_until
@@ -186,6 +188,11 @@ class Soak:
             groups = [f"control group {path}" for path in cgroups_of(self.processes.killed)]
             return groups + [f"mount {line}" for line in mounts_of(server.home)]
 
+        return self.wait_for_leftovers(left)
+
+    @staticmethod
+    def wait_for_leftovers(left: Callable[[], list[str]]) -> list[str]:
+        """What is left once there was time for it to go."""
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not left(), "control groups of killed servers to go", LEFTOVER_DEADLINE)
         return left()
@@ -223,13 +230,21 @@ class Soak:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill the server at random moments and check what it kept.")
     parser.add_argument("--rounds", type=int, default=1000, help="how many kills to check (default 1000)")
+    parser.add_argument("--servers", type=int, default=1, help="several on one PostgreSQL, behind a load balancer")
     parser.add_argument("--seed", default=None, help="decides what is sent and when the server is killed")
     parser.add_argument("--seconds", type=float, default=None, help="stop after this long, whatever was reached")
     parser.add_argument("--keep", type=pathlib.Path, default=None, help="where histories with violations are kept")
     arguments = parser.parse_args()
     seed = arguments.seed or str(random.SystemRandom().randrange(10**9))
     print(f"seed {seed}, programs {harness.BIN}", flush=True)
-    soak = Soak(seed, arguments.keep, lambda text: print(text, flush=True))
+    options = {"keep": arguments.keep, "report": lambda text: print(text, flush=True)}
+    if arguments.servers > 1:
+        # Not at the top: it is made of the rounds of one server.
+        from soak_cluster import ClusterSoak
+
+        soak = ClusterSoak(seed, arguments.servers, **options)
+    else:
+        soak = Soak(seed, **options)
     try:
         soak.run(arguments.rounds, arguments.seconds)
     except KeyboardInterrupt:

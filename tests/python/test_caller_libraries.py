@@ -1,4 +1,4 @@
-"""The caller libraries, Python and Rust, against the real server: an agent in a sandbox calls lent functions while
+"""The caller libraries, Python, Rust and TypeScript, against the real server: an agent in a sandbox calls lent functions while
 connections are cut."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 from caller import call
 from harness import BIN, DEADLINE, ROOT, running
+from typescript import node_programs, typescript_client  # noqa: F401: a fixture
 from wire import Link
 
 sys.path.insert(0, str(ROOT / "clients" / "python" / "src"))
@@ -126,10 +127,8 @@ async def test_python_survives_a_server_restart():
             await asyncio.wait_for(session.turn(), DEADLINE)
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
-            # The declaration was lost with the server; the caller declares its tools again with its next message.
-            arguments = {"message": "again", "session_id": session.id, "context": lend.context()}
-            await Oubliette(server.url, token).call("session_message", **arguments)
-            assert (await asyncio.wait_for(session.turn(2), DEADLINE)).text == "done"
+            # The declaration was lost with the server; the message declares the tools again.
+            assert (await asyncio.wait_for(session.ask("again"), DEADLINE)).text == "done"
             await session.end()
 
 
@@ -172,7 +171,19 @@ async def test_the_rust_example_runs(server, admin, rust_example):
         await run_example(server, admin, link, project, [str(rust_example), link.url, "go"], environ)
 
 
-# -- both examples -----------------------------------------------------------------------------------
+# -- TypeScript --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("node", node_programs())
+async def test_the_typescript_example_runs(server, admin, typescript_client, node):
+    bound, project = example_agent(server, admin)
+    with Link(server.port) as link:
+        environ = {**os.environ, "OUBLIETTE_URL": link.url, "OUBLIETTE_TOKEN": bound}
+        command = [node, str(typescript_client / "examples" / "lend.mjs"), "go"]
+        await run_example(server, admin, link, project, command, environ)
+
+
+# -- all examples ------------------------------------------------------------------------------------
 
 
 def example_agent(server, admin) -> tuple[str, str]:

@@ -62,7 +62,7 @@ class Case:
             "sessions": {SESSION: {"session": {"status": "idle", "turn": 2}, "events": log(), "work": 1}},
             "debugger": copy.deepcopy(debug),
             "audit": [
-                {"index": n, "action": r["action"], "token_id": "t", "outcome": "ok", "target": r.get("target")}
+                {"index": n, "action": r["action"], "token_id": "t", "outcome": "ok", "target": r.get("target", SESSION)}
                 for n, r in enumerate(r for r in self.history if r["event"] == "sent")
             ],
         }
@@ -458,3 +458,95 @@ def test_the_program_reads_files_and_says_how_many_it_found(case, tmp_path, caps
     assert fault_check.main([str(history), str(seen)]) == 1
     assert "damaged: database" in capsys.readouterr().out
     assert fault_check.main([]) == 2
+
+
+# -- several servers ---------------------------------------------------------------------------------
+
+
+def test_a_session_that_two_servers_run(case):
+    case.seen["owners"] = {SESSION: ["http://a", "http://a"]}
+    case.finds()
+    case.seen["owners"] = {SESSION: ["http://a", "http://b"]}
+    case.finds("owned twice")
+
+
+def test_a_request_that_another_server_may_have_may_happen_late(case):
+    case.request("workspace_file_put", outcome="unknown", register="file w/a", value="three")
+    case.history[-1]["late"] = True
+    case.request("workspace_file_put", {}, register="file w/a", value="four")
+    for value in ("three", "four"):
+        case.seen["registers"]["file w/a"] = value
+        case.finds()
+    case.seen["registers"]["file w/a"] = "two"
+    case.finds("lost write")
+
+
+def ask(case, decision="allowed"):
+    """An approval that was asked for and decided."""
+    case.events.append(event(11, "approval_requested", approval_id="ask_1", tool="t"))
+    case.events.append(event(12, "approval_decided", approval_id="ask_1", decision=decision))
+
+
+def test_an_approval_ends_once(case):
+    ask(case)
+    case.finds()
+    case.events.append(event(13, "approval_decided", approval_id="ask_1", decision="cancelled"))
+    case.finds("twice")
+
+
+def test_an_approval_without_an_end(case):
+    ask(case)
+    del case.events[-1]
+    case.finds("unfinished")
+    case.seen["drained"] = False
+    case.finds()
+
+
+def test_an_approval_that_was_asked_for_twice_or_never(case):
+    ask(case)
+    case.events[-1]["approval_id"] = "ask_2"
+    case.seen["drained"] = False
+    case.finds("stray")
+    case.events[-1] = event(12, "approval_requested", approval_id="ask_1", tool="t")
+    case.finds("twice")
+
+
+def test_an_acknowledged_decision_that_was_not_carried_out(case):
+    ask(case)
+    case.request("approval_decide", {}, approval_id="ask_1", decision="allow")
+    case.finds()
+    case.events[-1]["decision"] = "cancelled"
+    case.finds("lost decision")
+
+
+def test_a_call_with_two_results(case):
+    case.seen["sessions"][SESSION]["work"] = 2
+    case.events.append(event(11, "message", role="user", text="message-3"))
+    case.request("session_message", {"turn": 3}, session=SESSION, text="message-3")
+    case.events.append(event(12, "tool_result", tool_call_id="call_1", ok=False))
+    case.finds("twice")
+    case.events[-1]["tool_call_id"] = "call_9"
+    case.finds("stray")
+
+
+def test_what_was_shown_just_before_the_database_crashed_may_be_gone_and_no_more(case):
+    for n, record in enumerate(case.history):
+        record["at"] = float(n)
+    crash = len(case.history) + 100.0
+    case.history.append({"event": "shown", "log": SESSION, "data": event(11, "delta", text="x"), "at": crash - 1})
+    case.history.append({"event": "database_crashed", "at": crash})
+    case.finds()
+    case.history[-2]["at"] = crash - 60
+    case.finds("lost event")
+
+
+def test_an_accepted_message_survives_a_crash_of_the_database(case):
+    for record in case.history:
+        record["at"] = 100.0
+    case.history.append({"event": "database_crashed", "at": 100.5})
+    del case.events[8:]
+    case.seen["sessions"][SESSION]["session"]["status"] = "running"
+    case.seen["drained"] = False
+    case.finds()
+    case.seen["drained"] = True
+    assert "lost message" in case.kinds()

@@ -22,9 +22,10 @@ import fault_machine
 import fault_observe
 import harness
 import soak
-from fault_clients import CONFIG, Load
+from fault_check import PROMISES
 from fault_history import Connection, Refused, ServerGone
 from fault_injection import Clock, SmallDisk, failed_syncs, failing_fsync, small_disk
+from fault_load import CONFIG, Load
 from fault_machine import KilledServer
 from harness import ToolFailed, wait_until
 
@@ -32,20 +33,6 @@ ROUNDS = int(os.environ.get("OUBLIETTE_FAULT_ROUNDS", "24"))
 SEED = os.environ.get("OUBLIETTE_FAULT_SEED") or str(random.SystemRandom().randrange(10**9))
 LAUNCH_KILLS = 12
 START_KILLS = 40
-
-KINDS = {
-    "nothing acknowledged is missing": {
-        "lost write", "half write", "lost session", "lost message", "lost work", "lost answer", "unobserved",
-    },
-    "what was shown stays": {"lost event", "changed event", "changed"},
-    "nothing is there twice": {"twice", "audit row twice"},
-    "logs have no holes and keep their order": {"hole", "order"},
-    "acknowledged actions are in the audit log": {"lost audit row"},
-    "nothing is left running": {"left running"},
-    "nothing is left behind": {"left behind", "stray"},
-    "the database is whole": {"damaged"},
-    "the server goes on": {"unfinished", "stuck", "crashed", "broken off", "client failed"},
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -85,14 +72,14 @@ def test_the_rounds_had_something_to_lose(rounds):
     """A round without load proves nothing: requests were acknowledged, some were cut off, and events were shown."""
     assert rounds.rounds == ROUNDS and rounds.kills >= ROUNDS
     assert rounds.acknowledged > 2 * ROUNDS and rounds.unknown > 0 and rounds.shown > 2 * ROUNDS
-    unknown = {violation.kind for _, violation in rounds.violations} - set().union(*KINDS.values())
+    unknown = {violation.kind for _, violation in rounds.violations} - set().union(*PROMISES.values())
     assert not unknown, "every kind of violation belongs to a promise"
 
 
-@pytest.mark.parametrize("promise", KINDS)
+@pytest.mark.parametrize("promise", PROMISES)
 def test_after_kill_9(rounds, promise):
     """The server is killed at random moments under load; after each restart this promise still holds."""
-    found = [f"round {n}: {violation}" for n, violation in rounds.violations if violation.kind in KINDS[promise]]
+    found = [f"round {n}: {violation}" for n, violation in rounds.violations if violation.kind in PROMISES[promise]]
     assert not found, f"seed {SEED}: {len(found)} violations\n" + "\n".join(found[:20])
 
 
@@ -318,9 +305,10 @@ def test_a_disk_that_fails_now_and_then_loses_nothing_acknowledged(folder, proce
         wait_until(lambda: acknowledged(load) > 20, "the load to be under way")
         trace = folder / "trace"
         with failing_fsync(server.process.pid, trace, when="2+2"):
+            # Few: strace stops the server at every system call, not just at these.
             before = acknowledged(load)
             wait_until(lambda: refused_as(load, "unavailable") > 5, "clients to be refused")
-            wait_until(lambda: acknowledged(load) > before + 20, "the load to go on")
+            wait_until(lambda: acknowledged(load) > before + 10, "the load to go on")
         assert failed_syncs(trace) > 5
         found = check_after_kill(load, processes)
         assert not found, f"seed {SEED}: {len(found)} violations\n" + "\n".join(map(str, found[:20]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 import harness
+import stores
 from harness import ToolFailed, running, wait_until
 
 
@@ -370,6 +372,7 @@ def test_a_broken_definition_is_refused_with_field_and_reason(server, admin):
     assert not (server.home / "agents" / "broken").exists()
 
 
+@pytest.mark.skipif(stores.ON_POSTGRES, reason="definitions are in the database: test_library.py")
 def test_a_hand_edit_is_seen_and_a_broken_one_keeps_the_last_good(server, admin):
     folder = server.home / "agents" / "by-hand"
     folder.mkdir(parents=True)
@@ -483,3 +486,20 @@ def test_commands_answer_json_and_exit_codes(server):
     failed = server.cli("token", "revoke", "tok_01ARZ3NDEKTSV4RRFFQ69G5FAV", "--json", check=False)
     assert failed.returncode == 1
     assert json.loads(failed.stdout or failed.stderr)["error"]["code"] == "not_found"
+
+
+def test_the_server_lists_itself(server, admin, project):
+    [known] = server.api("server_list", admin)["servers"]
+    info = server.api("server_info", admin)
+    assert known["server_id"].startswith("srv_") and known["address"] == server.url and known["version"] == info["version"]
+    assert datetime.datetime.fromisoformat(known["since"]) <= datetime.datetime.fromisoformat(known["last_seen"])
+    # A token that sees one project learns nothing about how busy the others are.
+    server.put_agent("counted", admin, [[{"say": "hi"}]])
+    server.api("session_message", admin, message="hi", project_id=project, agent="counted", wait=True)
+    other = server.api("project_create", admin, name="empty")["project_id"]
+    counts = [server.api("server_list", token)["servers"][0]["sessions"] for token in (admin, server.token("read", project), server.token("read", other))]
+    assert counts == [known["sessions"] + 1, 1, 0]
+    # At the command line.
+    shown = server.cli("server", "list").stdout
+    assert known["server_id"] in shown and server.url in shown
+    assert server.cli_json("server", "list")["servers"][0]["server_id"] == known["server_id"]

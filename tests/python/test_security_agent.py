@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import Iterator
 
 import pytest
@@ -20,7 +21,7 @@ MOST_DISK = 3 * SESSION_LOG_MB * MIB
 GO_ON = """
     import os, time
     def wait_for_go():
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while not os.path.exists('/workspace/go') and time.monotonic() < end:
             time.sleep(0.05)
 """
@@ -70,7 +71,7 @@ def test_answers_an_agent_does_not_read_are_bounded(server, admin, project):
             GO_ON + """
     assert 'result' in agent.call('_oubliette/memory/append', entries=[{'text': 'x' * SIZE}])
     asked = [agent.request('_oubliette/memory/load') for _ in range(COUNT)]
-    open('/workspace/asked', 'w').close()
+    agent.say('asked ')
     wait_for_go()
     answers = [agent.answer(id) for id in asked]
     codes = [(answer['error'].get('data') or {}).get('code') for answer in answers if 'error' in answer]
@@ -79,9 +80,13 @@ def test_answers_an_agent_does_not_read_are_bounded(server, admin, project):
             SIZE=8 * MIB,
             COUNT=100,
         )
-        asked = attacker.workspace / "asked"
-        wait_until(lambda: asked.exists() or attacker.details["status"] == "failed", "the agent to have asked")
-        settled(lambda: memory.peak // MIB, "the answers to be made or refused")
+
+        def all_answered() -> bool:
+            # What the agent says after its requests is logged after they were answered or refused.
+            said = any(event["type"] == "delta" and "asked" in event["text"] for event in attacker.log())
+            return said or attacker.details["status"] == "failed"
+
+        wait_until(all_answered, "the answers to be made or refused")
         memory.check(MOST_MEMORY)
         unharmed(server, admin)
         said, errors = finish(attacker)
@@ -102,7 +107,7 @@ def test_an_agents_memory_is_bounded():
             agent.say(' '.join(map(str, codes)))
             """,
             SIZE=8 * MIB,
-            COUNT=24,
+            COUNT=14,
         )
         codes, taken = said.split(), disk_use(server.home) // MIB
         assert codes[0] == "ok" and set(codes) == {"ok", "limit_exceeded"}, f"{codes}; {taken} MiB on disk"
@@ -141,21 +146,51 @@ def test_what_an_agent_calls_its_tool_calls_is_bounded(server, admin, project, f
         assert said == "over" or "limit_exceeded" in errors, (said, errors)
 
 
-@pytest.mark.parametrize("kind", ["plan", "usage"])
+REPORTS = {
+    "plan": """
+        for n in range(COUNT):
+            entry = {'content': f'{n}' + 'x' * SIZE, 'priority': 'high', 'status': 'pending'}
+            agent.update('plan', entries=[entry])
+        agent.say('over')
+    """,
+    "usage": """
+        for n in range(COUNT):
+            agent.update('usage_update', used=n, size=2, _meta={'x': 'x' * SIZE})
+        agent.say('over')
+    """,
+    "tool_call": """
+        for n in range(COUNT):
+            agent.update('tool_call', toolCallId=str(n), title='t', status='in_progress', rawInput={'x': 'x' * SIZE})
+        agent.say('over')
+    """,
+}
+REPLACED = {"plan", "usage"}
+"""Reports of which each replaces the one before."""
+
+
+@pytest.mark.parametrize("kind", REPORTS)
 def test_events_of_one_session_do_not_fill_the_database(kind):
-    """An agent reports plans or usage of many megabytes as fast as it can; past the session's share of the log the turn
-    fails, and the log stays readable."""
-    entry = "{'content': 'x' * SIZE, 'priority': 'high', 'status': 'pending'}"
-    reports = {
-        "plan": f"agent.update('plan', entries=[{entry}])",
-        "usage": "agent.update('usage_update', used=1, size=2, _meta={'x': 'x' * SIZE})",
-    }
-    text = f"for _ in range(COUNT):\n    {reports[kind]}\nagent.say('over')"
+    """An agent reports things of many megabytes as fast as it can. Each is cut, and those that replace each other are
+    logged now and then; past the session's share of the log the turn fails. The log stays readable."""
     with small_log() as attacker:
-        failed = refusal(lambda: attacker.run(text, SIZE=4 * MIB, COUNT=64))
+        memory = Memory(attacker.server)
+        failed = refusal(lambda: attacker.run(REPORTS[kind], SIZE=4 * MIB, COUNT=64))
         taken = disk_use(attacker.server.home)
-        assert failed == "limit_exceeded" and taken < MOST_DISK, f"{failed}; {taken // MIB} MiB on disk"
         log = attacker.log()
         assert [event["index"] for event in log] == list(range(len(log)))
-        assert "limit_exceeded" in [event["code"] for event in log if event["type"] == "error"]
+        codes = [event["code"] for event in log if event["type"] == "error"]
+        events = [event for event in log if event["type"] == kind]
+        if kind in REPLACED:
+            # The last of them says all the others did: few are logged, and little of each.
+            assert failed is None and not codes, (failed, codes)
+            assert events and all(len(json.dumps(event)) < MIB // 8 for event in events)
+            assert taken < MOST_DISK // 3, f"{taken // MIB} MiB on disk"
+        else:
+            assert failed == "limit_exceeded" and "limit_exceeded" in codes, (failed, codes)
+            assert len(events) >= SESSION_LOG_MB // 2 and all(len(json.dumps(event)) < 2 * MIB for event in events)
+            assert taken < MOST_DISK, f"{taken // MIB} MiB on disk"
+            # The session takes no more; its log stays.
+            assert refusal(lambda: attacker.run("agent.say('again')")) == "limit_exceeded"
+            assert len(attacker.log()) == len(log)
+        memory.check(MOST_MEMORY)
         unharmed(attacker.server, attacker.admin)

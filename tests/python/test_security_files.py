@@ -179,6 +179,29 @@ def gone(server, folder: pathlib.Path) -> None:
     wait_until(check, f"{folder.name} to be removed")
 
 
+# -- writing ----------------------------------------------------------------------------------------
+
+
+def test_a_configuration_is_not_written_through_a_link_in_an_agents_home(server, admin, project):
+    """An agent puts a link to a host file where a configuration will be written in its home; the file stays as it is,
+    and the agent is started with its own configuration."""
+    attacker = Attacker(server, admin, project)
+    target = server.home / "kept"
+    target.write_text("kept")
+    link = "import os\nos.symlink(TARGET, '/home/agent/.oubliette-agent.json')\nagent.say('linked')"
+    assert attacker.run(link, TARGET=str(target)) == "linked"
+    # Too long for a variable, so it is written to a file of the home.
+    turns = [[{"say": f"turn {n}"}] for n in range(1, 9)] + [[{"say": "x" * 200_000}]]
+    server.put_agent("hostile", admin, turns)
+    server.stop()
+    server.start()
+    arguments = {"session_id": attacker.session, "message": "go", "wait": True}
+    assert server.api("session_message", admin, **arguments)["text"].startswith("turn")
+    assert target.read_text() == "kept"
+    attacker.end()
+    unharmed(server, admin)
+
+
 # -- downloading ------------------------------------------------------------------------------------
 
 

@@ -124,6 +124,28 @@ def test_a_call_through_tool_call_of_the_own_session_is_still_from_inside(server
     unharmed(server, admin)
 
 
+@pytest.mark.parametrize("field", ["limits", "sandbox", "api_key", "env", "agent"])
+def test_a_session_in_another_project_changes_nothing_of_the_one_above(server, admin, inside, field):
+    """A child in another project, with a key for all projects, raises what bounds the session that started it."""
+    changes = {"limits": {"max_sessions": 7}, "sandbox": {"pids": 99}, "api_key": {"scope": "write"}, "env": {"A": "b"}, "agent": "other"}
+    elsewhere = server.api("project_create", admin, name="elsewhere")["project_id"]
+    message = {"message": "agent.say('x')", "project_id": elsewhere, "wait": True}
+    started = inside.call("session_message", message, key=admin)["result"]
+    child = server.api("session_get", admin, session_id=started["session_id"])
+    assert (child["project_id"], child["parent_id"]) == (elsewhere, inside.session), child
+    before = server.api("project_get", admin, project_id=inside.project)
+    with Relay(child["relay_socket"]) as relay:
+        update = {"project_id": inside.project, field: changes[field]}
+        answer = relay.call("oubliette_call_tool", tool="project_update", arguments=update, api_key=admin)
+        assert code_of(answer) == "permission_denied", answer
+        renamed = {"project_id": inside.project, "description": "still there"}
+        answer = relay.call("oubliette_call_tool", tool="project_update", arguments=renamed, api_key=admin)
+        assert code_of(answer) is None, answer
+    after = server.api("project_get", admin, project_id=inside.project)
+    assert {**before, "description": "", "updated_at": ""} == {**after, "description": "", "updated_at": ""}
+    unharmed(server, admin)
+
+
 @pytest.mark.parametrize("nested", [0, 1, 2])
 def test_a_session_started_through_tool_call_is_a_child(server, admin, inside, nested):
     """An agent starts sessions through `tool_call` to have them outside its own tree; they are its children or refused."""

@@ -24,7 +24,7 @@ pub use api::{ToolApi, ToolError};
 pub use events::SessionEventStream;
 pub use link::CuttableProxy;
 pub use server::{ServerFootprint, SpawnedServer};
-pub use socket::{AnswerLine, RelaySocketClient};
+pub use socket::{RelayAnswer, RelaySocketClient};
 
 /// How long a test waits for anything before it fails. Never a measurement.
 pub const DEADLINE: Duration = Duration::from_secs(60);

@@ -51,6 +51,10 @@ pub struct SpawnedServer {
 
 impl SpawnedServer {
     /// Starts a server in a fresh home with this oubliette.toml.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "no agent of these tests makes deep trees"
+    )]
     pub async fn start(config: &str) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("oub").tempdir()?;
         let home = folder.path().join("h");

@@ -16,13 +16,13 @@ use tokio::{
 };
 
 /// A JSON-RPC response line.
-pub type AnswerLine = Value;
+pub type RelayAnswer = Value;
 
 #[derive(Default)]
 struct PendingAnswers {
-    open: HashMap<u64, oneshot::Sender<AnswerLine>>,
+    open: HashMap<u64, oneshot::Sender<RelayAnswer>>,
     /// Responses without a pending request. A correct server sends none.
-    stray: Vec<AnswerLine>,
+    stray: Vec<RelayAnswer>,
 }
 
 /// One connection to a relay socket.
@@ -77,7 +77,11 @@ impl RelaySocketClient {
     }
 
     /// Sends a request; returns its id and a receiver for its response.
-    pub async fn request(&self, method: &str, params: Value) -> Result<(u64, oneshot::Receiver<AnswerLine>)> {
+    pub async fn request(
+        &self,
+        method: &str,
+        params: Value,
+    ) -> Result<(u64, oneshot::Receiver<RelayAnswer>)> {
         let id = self.next_id.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let (tell, answer) = oneshot::channel();
         self.lock_pending().open.insert(id, tell);
@@ -87,7 +91,7 @@ impl RelaySocketClient {
     }
 
     /// Sends a request and waits for its response.
-    pub async fn call(&self, method: &str, params: Value) -> Result<AnswerLine> {
+    pub async fn call(&self, method: &str, params: Value) -> Result<RelayAnswer> {
         let (_, answer) = self.request(method, params).await?;
         answer.await.context("the connection ended before the answer")
     }
@@ -104,7 +108,7 @@ impl RelaySocketClient {
     }
 
     /// Responses that came twice, or to no request.
-    pub fn stray_answers(&self) -> Vec<AnswerLine> {
+    pub fn stray_answers(&self) -> Vec<RelayAnswer> {
         self.lock_pending().stray.clone()
     }
 

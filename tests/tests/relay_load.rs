@@ -388,8 +388,9 @@ impl LoadTestFixture {
     async fn start(seed: u64) -> Result<Self> {
         // As long as possible: a session's timer runs until its last deadline, and nothing may remain after a
         // minute.
-        let server =
-            SpawnedServer::start("[relay]\ncaller_timeout = '50s'\nreconnect_grace = '40s'\n").await?;
+        let config =
+            "[server]\nmax_connections = 100000\n[relay]\ncaller_timeout = '50s'\nreconnect_grace = '40s'\n";
+        let server = SpawnedServer::start(config).await?;
         let project = server.admin().create_project(SESSIONS).await?;
         server
             .admin()

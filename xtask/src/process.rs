@@ -4,6 +4,7 @@ use std::{
     ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -34,6 +35,20 @@ pub(crate) fn run_with<S: AsRef<OsStr>>(
     Ok(())
 }
 
+/// Removes a folder that was built here, if it is there.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "folders under target/ and docs/ that this program made, not trees of an agent"
+)]
+pub(crate) fn remove_built_folder(dir: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove the old {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The path of a program found on PATH.
 pub(crate) fn find_on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
@@ -42,11 +57,19 @@ pub(crate) fn find_on_path(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
+/// How one step ended.
+pub(crate) struct StepOutcome {
+    name: String,
+    took: Duration,
+    failure: Option<String>,
+}
+
 /// Runs named steps and records how long each took and how it ended.
 #[derive(Default)]
 pub(crate) struct StepRunner {
     only: Option<String>,
-    done: Vec<(String, Duration, Option<String>)>,
+    done: Vec<StepOutcome>,
+    notes: Vec<String>,
 }
 
 impl StepRunner {
@@ -54,35 +77,61 @@ impl StepRunner {
         Self {
             only: only.map(str::to_owned),
             done: Vec::new(),
+            notes: Vec::new(),
         }
+    }
+
+    /// Adds a line to the summary, such as what could not be tested here.
+    pub(crate) fn note(&mut self, text: String) {
+        self.notes.push(text);
     }
 
     /// Runs one step. A failure does not stop the run, so that one run shows everything that is wrong.
     pub(crate) fn step(&mut self, name: &str, work: impl FnOnce() -> Result<()>) {
-        if self.only.as_deref().is_some_and(|only| !name.contains(only)) {
-            return;
+        if self.is_wanted(name) {
+            self.done.push(run_step(name, work));
         }
-        println!("\n== {name}");
-        let start = Instant::now();
-        let failure = work().err().map(|e| format!("{e:#}"));
-        if let Some(why) = &failure {
-            eprintln!("== {name} failed: {why}");
+    }
+
+    /// Begins a step on a thread of its own, for work that mostly waits, such as for a download.
+    pub(crate) fn begin(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Option<JoinHandle<StepOutcome>> {
+        self.is_wanted(name)
+            .then(|| std::thread::spawn(move || run_step(name, work)))
+    }
+
+    /// Waits for a step that was begun.
+    pub(crate) fn end(&mut self, begun: Option<JoinHandle<StepOutcome>>) {
+        match begun.map(JoinHandle::join) {
+            Some(Ok(outcome)) => self.done.push(outcome),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => {}
         }
-        self.done.push((name.to_owned(), start.elapsed(), failure));
+    }
+
+    /// Whether a step of this name runs.
+    pub(crate) fn is_wanted(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| name.contains(only))
     }
 
     /// Prints a summary; an error if any step failed.
     pub(crate) fn finish(self) -> Result<()> {
         println!("\n== summary");
-        for (name, took, failure) in &self.done {
+        for StepOutcome { name, took, failure } in &self.done {
             let mark = if failure.is_none() { "ok    " } else { "FAILED" };
             println!("{mark} {:>7.1} s  {name}", took.as_secs_f64());
+        }
+        for note in &self.notes {
+            println!("note             {note}");
         }
         let failed: Vec<_> = self
             .done
             .iter()
-            .filter(|d| d.2.is_some())
-            .map(|d| d.0.as_str())
+            .filter(|step| step.failure.is_some())
+            .map(|step| step.name.as_str())
             .collect();
         match failed.is_empty() {
             true => Ok(()),
@@ -93,5 +142,21 @@ impl StepRunner {
                 failed.join(", ")
             ),
         }
+    }
+}
+
+fn run_step(name: &str, work: impl FnOnce() -> Result<()>) -> StepOutcome {
+    println!("\n== {name}");
+    let start = Instant::now();
+    let failure = work().err().map(|e| format!("{e:#}"));
+    let took = start.elapsed();
+    match &failure {
+        Some(why) => eprintln!("== {name} failed: {why}"),
+        None => println!("== {name}: ok after {:.0} s", took.as_secs_f64()),
+    }
+    StepOutcome {
+        name: name.to_owned(),
+        took,
+        failure,
     }
 }

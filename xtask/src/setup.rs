@@ -6,12 +6,39 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{find_on_path, run};
 
+/// Programs with which the tests inject faults, and Prometheus, with their packages. Tests that need a missing one are skipped.
+const FAULT_PACKAGES: [(&str, &str); 3] = [
+    ("strace", "strace"),
+    ("faketime", "faketime"),
+    ("promtool", "prometheus"),
+];
+
+/// Programs the tests need, and their packages.
+pub(crate) const SYSTEM_PACKAGES: [(&str, &str); 6] = [
+    ("bwrap", "bubblewrap"),
+    ("chromium", "chromium"),
+    ("git", "git"),
+    ("curl", "curl"),
+    ("jq", "jq"),
+    ("tmux", "tmux"),
+];
+
 /// Installs everything.
 pub(crate) fn install_all(root: &Path) -> Result<()> {
-    install_system_packages(&[("bwrap", "bubblewrap"), ("chromium", "chromium"), ("git", "git")])?;
+    if let Some(missing) = install_fault_packages() {
+        eprintln!("{missing}");
+    }
+    for missing in [make_minimal_root(root), install_container_engine()]
+        .into_iter()
+        .flatten()
+    {
+        eprintln!("{missing}");
+    }
+    install_system_packages(&SYSTEM_PACKAGES)?;
     install_node_packages(root)?;
     install_python_packages(root).map(drop)?;
-    install_cargo_deny(root).map(drop)
+    install_cargo_deny(root).map(drop)?;
+    install_mdbook(root).map(drop)
 }
 
 /// Installs missing programs from the system's packages; `needed` has pairs of program and package.
@@ -47,14 +74,67 @@ pub(crate) fn install_system_packages(needed: &[(&str, &str)]) -> Result<()> {
     apt_get(&install).context(by_hand)
 }
 
-/// Installs the npm packages of the end-to-end tests.
-pub(crate) fn install_node_packages(root: &Path) -> Result<()> {
-    npm_install(&root.join("tests/node"))
+/// Installs the programs with which the tests inject faults. Returns what is missing if that fails.
+pub(crate) fn install_fault_packages() -> Option<String> {
+    let why = install_system_packages(&FAULT_PACKAGES).err()?;
+    let missing: Vec<&str> = FAULT_PACKAGES
+        .iter()
+        .filter(|(program, _)| find_on_path(program).is_none())
+        .map(|(program, _)| *program)
+        .collect();
+    let missing = missing.join(" and ");
+    Some(format!("fault tests that need {missing} are skipped: {why:#}"))
 }
 
-/// Installs the packages of a folder's lock file, unless that version of it is installed. Not `npm ci`, which
-/// refuses lock files without the optional packages of other platforms.
-pub(crate) fn npm_install(dir: &Path) -> Result<()> {
+/// Installs PostgreSQL. An error that names the package if that is not possible.
+pub(crate) fn install_postgres() -> Result<()> {
+    // Its programs are not on the path: only the one that manages clusters is.
+    install_system_packages(&[("pg_ctlcluster", "postgresql")])
+}
+
+/// Installs a container engine for the tests of the docker driver, which start it themselves. Returns what is missing if
+/// that fails.
+pub(crate) fn install_container_engine() -> Option<String> {
+    let why = install_system_packages(&[("dockerd", "docker.io"), ("docker", "docker.io")]).err()?;
+    Some(format!("tests of the docker driver are skipped: {why:#}"))
+}
+
+/// Makes target/minimal-root.tar, a root file system of Debian with its essential packages, passwd and bubblewrap, in which the
+/// tests install the artifacts. Returns what is missing if that fails.
+pub(crate) fn make_minimal_root(root: &Path) -> Option<String> {
+    let archive = root.join("target/minimal-root.tar");
+    if archive.exists() {
+        return None;
+    }
+    let unfinished = root.join("target/minimal-root.tmp.tar");
+    let made = install_system_packages(&[("mmdebstrap", "mmdebstrap")]).and_then(|()| {
+        let archive_text = unfinished.to_string_lossy().into_owned();
+        let options = ["--quiet", "--variant=essential", "--include=bubblewrap,passwd"];
+        run(
+            root,
+            "mmdebstrap",
+            &[&options[..], &["bookworm", &archive_text]].concat(),
+        )?;
+        std::fs::rename(&unfinished, &archive).context("cannot keep the root file system")
+    });
+    let why = made.err()?;
+    Some(format!(
+        "artifacts are not installed into a fresh root file system: {why:#}"
+    ))
+}
+
+/// Packages of the end-to-end tests that are nothing without their install script: it fetches their program.
+const PACKAGES_WITH_SCRIPTS: [&str; 2] = ["node", "opencode-ai"];
+
+/// Installs the npm packages of the end-to-end tests.
+pub(crate) fn install_node_packages(root: &Path) -> Result<()> {
+    npm_install(&root.join("tests/node"), &PACKAGES_WITH_SCRIPTS)
+}
+
+/// Installs the packages of a folder's lock file, unless that version of it is installed. No package runs a script
+/// while it is installed but those named: a package that was taken over would run its own as this user. Not `npm ci`,
+/// which refuses lock files without the optional packages of other platforms.
+pub(crate) fn npm_install(dir: &Path, with_scripts: &[&str]) -> Result<()> {
     if find_on_path("npm").is_none() {
         bail!("npm is missing: install Node.js 20 or later, for example: sudo apt-get install nodejs npm");
     }
@@ -69,12 +149,18 @@ pub(crate) fn npm_install(dir: &Path) -> Result<()> {
         "npm",
         &[
             "install",
+            "--ignore-scripts",
             "--no-save",
             "--no-audit",
             "--no-fund",
             "--loglevel=error",
         ],
     )?;
+    if !with_scripts.is_empty() {
+        // Also where the user's own configuration ignores scripts.
+        let rebuild = ["rebuild", "--ignore-scripts=false", "--loglevel=error"];
+        run(dir, "npm", &[&rebuild, with_scripts].concat())?;
+    }
     std::fs::write(stamp, lock).context("cannot note what was installed")
 }
 
@@ -105,30 +191,34 @@ pub(crate) fn install_python_packages(root: &Path) -> Result<PathBuf> {
 
 /// The path of `cargo-deny`, which is built into target/tools if it is not installed.
 pub(crate) fn install_cargo_deny(root: &Path) -> Result<PathBuf> {
-    const VERSION: &str = "0.20.2";
-    if let Some(installed) = find_on_path("cargo-deny") {
+    install_cargo_tool(root, "cargo-deny", "0.20.2", &[])
+}
+
+/// The path of `mdbook`, which is built into target/tools if it is not installed. Without its features: the book needs
+/// neither its web server nor its search.
+pub(crate) fn install_mdbook(root: &Path) -> Result<PathBuf> {
+    install_cargo_tool(root, "mdbook", "0.5.4", &["--no-default-features"])
+}
+
+/// The path of `mdbook`, if it is installed or was built.
+pub(crate) fn find_mdbook(root: &Path) -> Option<PathBuf> {
+    let built = root.join("target/tools/bin/mdbook");
+    find_on_path("mdbook").or_else(|| built.exists().then_some(built))
+}
+
+/// The path of a program that `cargo install` gives, built into target/tools if it is not on PATH.
+fn install_cargo_tool(root: &Path, name: &str, version: &str, options: &[&str]) -> Result<PathBuf> {
+    if let Some(installed) = find_on_path(name) {
         return Ok(installed);
     }
     let tools = root.join("target/tools");
-    let program = tools.join("bin/cargo-deny");
+    let program = tools.join("bin").join(name);
     if !program.exists() {
         let tools = tools.to_string_lossy().into_owned();
         // A debug build: it compiles in a third of the time, and runs only for a second.
-        run(
-            root,
-            "cargo",
-            &[
-                "install",
-                "--debug",
-                "--locked",
-                "--quiet",
-                "--version",
-                VERSION,
-                "--root",
-                &tools,
-                "cargo-deny",
-            ],
-        )?;
+        let install = ["install", "--debug", "--locked", "--quiet", "--version", version];
+        let into = ["--root", &tools, name];
+        run(root, "cargo", &[&install, options, &into].concat())?;
     }
     Ok(program)
 }

@@ -4,6 +4,7 @@
 mod agent;
 mod bare_http;
 mod echo;
+pub(crate) mod model;
 
 use std::process::ExitCode;
 
@@ -17,6 +18,7 @@ pub(crate) fn run_actor(arguments: &[String]) -> Option<ExitCode> {
         "as-echo" => echo::serve_stdio(rest),
         "as-echo-http" => echo::serve_http(),
         "as-floor" => bare_http::run(),
+        "as-model" => model::run(),
         _ => return None,
     };
     Some(match done {

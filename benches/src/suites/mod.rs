@@ -1,9 +1,11 @@
 //! The benchmark suites.
 
+mod approvals;
 mod foundation;
 mod orchestration;
 mod own_tools;
 mod peers;
+mod programs;
 mod relay;
 mod sessions;
 
@@ -41,17 +43,23 @@ pub(crate) enum BenchSuite {
     Own,
     /// Tool servers, context builds, agent switches, name resolution.
     Orchestration,
+    /// A real agent and a real tool server from installed packages.
+    Programs,
+    /// Rules with arguments, waiting approvals, the reading of usage.
+    Approvals,
     /// The tool plane beside other MCP proxies.
     Peers,
 }
 
 impl BenchSuite {
-    pub(crate) const ALL: [BenchSuite; 6] = [
+    pub(crate) const ALL: [BenchSuite; 8] = [
         BenchSuite::Foundation,
         BenchSuite::Sessions,
         BenchSuite::Relay,
         BenchSuite::Own,
         BenchSuite::Orchestration,
+        BenchSuite::Programs,
+        BenchSuite::Approvals,
         BenchSuite::Peers,
     ];
 
@@ -67,6 +75,8 @@ impl BenchSuite {
             BenchSuite::Relay => Box::pin(relay::run(report, effort)).await,
             BenchSuite::Own => Box::pin(own_tools::run(report, effort)).await,
             BenchSuite::Orchestration => Box::pin(orchestration::run(report, effort)).await,
+            BenchSuite::Programs => Box::pin(programs::run(report, effort)).await,
+            BenchSuite::Approvals => Box::pin(approvals::run(report, effort)).await,
             BenchSuite::Peers => Box::pin(peers::run(report, effort, install)).await,
         }
     }

@@ -24,7 +24,7 @@ const SESSIONS: usize = 50;
 
 pub(crate) async fn run(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
     let config = "[session]\nmax_sessions = 1000\n[relay]\ncaller_timeout = \"10m\"\n\
-                  [server]\nrate_limit = { per_second = 1000000 }";
+                  [server]\nrate_limit = { per_second = 1000000 }\nmax_connections = 100000";
     let home = BenchHome::new(config).await?;
     home.write_talker_agent("talker")?;
     let server = home.start().await?;

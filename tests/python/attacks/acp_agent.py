@@ -5,6 +5,7 @@ What it raises is said as the turn's text, so that a test sees why an attack was
 """
 
 import json
+import socket
 import sys
 import traceback
 
@@ -65,6 +66,15 @@ class Agent:
                     return variable["value"]
         return None
 
+    def touch_relay(self):
+        """Connects to the relay socket and hangs up: an agent that never does is reported as being without its tools."""
+        path = self.environment("OUBLIETTE_SOCKET")
+        with socket.socket(socket.AF_UNIX) as relay:
+            try:
+                relay.connect(path)
+            except OSError:
+                pass
+
     def serve(self):
         while True:
             message = self.read()
@@ -75,6 +85,7 @@ class Agent:
                 result = {"protocolVersion": 1, "agentCapabilities": {}}
             elif method == "session/new":
                 self.mcp_servers = params.get("mcpServers", [])
+                self.touch_relay()
                 result = {"sessionId": "s"}
             elif method == "session/prompt":
                 self.run(params["prompt"][-1]["text"])

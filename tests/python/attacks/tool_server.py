@@ -1,6 +1,7 @@
 """An MCP server over stdio that means harm. It runs inside a sandbox on the standard library alone.
 
-Tools: `large` answers with as many bytes as it is asked for. `--deaf`: nothing is read any more once the tools are listed,
+Tools: `large` answers with as many bytes as it is asked for; `run` runs a Python program and answers with what that calls
+`said`. `--deaf`: nothing is read any more once the tools are listed,
 so that every call waits.
 """
 
@@ -8,7 +9,16 @@ import json
 import signal
 import sys
 
-TOOLS = [{"name": "large", "inputSchema": {"type": "object"}}]
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in ("large", "run")]
+
+
+def call(name, arguments):
+    if name == "large":
+        return "x" * arguments.get("bytes", 0)
+    values = {"said": ""}
+    exec(compile(arguments["program"], "program", "exec"), values)
+    return values["said"]
+
 
 for line in sys.stdin:
     message = json.loads(line)
@@ -25,7 +35,7 @@ for line in sys.stdin:
     elif method == "tools/list":
         answer["result"] = {"tools": TOOLS}
     elif method == "tools/call":
-        text = "x" * params.get("arguments", {}).get("bytes", 0)
+        text = call(params["name"], params.get("arguments", {}))
         answer["result"] = {"content": [{"type": "text", "text": text}]}
     elif method == "ping":
         answer["result"] = {}

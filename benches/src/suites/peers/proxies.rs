@@ -333,7 +333,14 @@ async fn install_peers(target: &Path) -> Result<()> {
         run(
             "npm",
             &[
-                &["install", "--no-audit", "--no-fund", "--prefix", &peers][..],
+                &[
+                    "install",
+                    "--ignore-scripts",
+                    "--no-audit",
+                    "--no-fund",
+                    "--prefix",
+                    &peers,
+                ][..],
                 &packages,
             ]
             .concat(),

@@ -1,0 +1,32 @@
+// The book, as the server serves it: reached from the console, read and searched in a real browser under the strict
+// policy. `Bench.page` fails a test in which anything was refused by the policy or loaded from elsewhere.
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { Bench, id } from "./console-browser.mjs";
+
+let bench;
+before(async () => {
+  bench = await Bench.start();
+});
+after(() => bench?.close());
+
+test("the book is one click away", async (t) => {
+  const page = await bench.loggedIn(t);
+  const [book] = await Promise.all([page.context().waitForEvent("page"), page.click(id("docs-link"))]);
+  await book.waitForSelector("h1");
+  if (!(await book.$("nav"))) {
+    t.skip("the book was not built (cargo xtask docs)");
+    return;
+  }
+  assert.equal(new URL(book.url()).pathname, "/docs/");
+  await book.click("nav >> text=oubliette.toml");
+  await book.waitForSelector("nav a[aria-current=page] >> text=oubliette.toml");
+  await book.fill("#search", "idle_sleep");
+  await book.locator("#results a", { hasText: "[session]" }).click();
+  await book.waitForURL(/reference-config\.html#session$/);
+  // Pictures are there, and wide tables do not make the page wider than the window.
+  await book.setViewportSize({ width: 400, height: 800 });
+  await book.goto(`${bench.server.url}/docs/concepts.html`);
+  assert.ok(await book.evaluate(() => [...document.images].every((image) => image.complete && image.naturalWidth > 0)));
+  assert.ok(await book.evaluate(() => document.documentElement.scrollWidth <= window.innerWidth));
+});

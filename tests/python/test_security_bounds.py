@@ -1,0 +1,128 @@
+"""What is read, recorded and received for somebody is bounded as a whole, not only piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from attack_support import ANSWERED_WITHIN, MIB, TRUST, Attacker, Memory, answers, settled, unharmed
+from harness import running
+from wire import Relay
+
+CHILDREN = 24
+"""Sessions that an agent starts."""
+MESSAGE = 4 * MIB - 4096
+"""Just within what one message may be."""
+MOST_MEMORY = 160 * MIB
+"""What the server may grow by; the messages of all children together are more."""
+
+BODIES = 60
+"""Bodies that are sent at once: together 240 MiB."""
+BODY = 4 * MIB
+"""What one body may be."""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(TRUST) as server:
+        yield server
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def test_the_events_of_many_children_are_read_within_bounds(server, admin, project):
+    """An agent without a key starts sessions, sends each large messages and asks for the events of all of them at once."""
+    text = "agent.say('x')\n#".ljust(MESSAGE, "x")
+    with Attacker(server, admin, project) as attacker, Relay(attacker.details["relay_socket"]) as relay:
+        for _ in range(CHILDREN):
+            started = relay.call("session_message", message=text, wait=True)["result"]
+            again = {"session_id": started["session_id"], "message": text, "wait": True}
+            assert relay.call("session_message", **again)["result"]["text"] == "x"
+        memory = Memory(server)
+        asked = [
+            relay.request("session_events", session_id=attacker.session, include_children=True, max_events=1000)
+            for _ in range(2)
+        ]
+        answered = [relay.answer(id) for id in asked]
+        memory.check(MOST_MEMORY)
+        for answer in answered:
+            assert "result" in answer, answer
+            children = answer["result"]["children"]
+            assert len(children) == CHILDREN
+            found = [sum(len(event.get("text", "")) for event in child["events"]) for child in children]
+            assert 0 < sum(found) <= 8 * MIB + MESSAGE, found
+        unharmed(server, admin)
+
+
+# -- recording --------------------------------------------------------------------------------------
+
+
+def test_calls_of_one_session_do_not_fill_the_database():
+    """An agent calls tools without end, with large arguments, to fill the database with their record."""
+    with running(TRUST + "[limits]\nsession_log_mb = 2\n") as server:
+        admin = server.token("admin")
+        project = server.api("project_create", admin, name="recorded")["project_id"]
+        server.put_tool("reader", admin, kind="builtin", builtinPolicy={"name": "fs_read", "allowedPaths": ["."]})
+        with Attacker(server, admin, project, tools={"use": ["reader"]}) as attacker:
+            call = {"tool": "@reader/fs_read", "arguments": {"path": "x" * 32 * 1024}}
+
+            def refused(attempts: int) -> bool:
+                """Whether calls are refused before so many were made."""
+                with Relay(attacker.details["relay_socket"]) as relay:
+                    for _ in range(attempts):
+                        error = relay.call("agent_call_tool", **call).get("error", {})
+                        if error.get("data", {}).get("code") == "limit_exceeded":
+                            assert "session_log_mb" in error["message"], error
+                            return True
+                return False
+
+            # Each has its arguments and an error in the record.
+            assert refused(400), "the debugger has more of a session than it may have"
+            filter = {"session_id": attacker.session, "kinds": ["limit_exceeded"]}
+            told = server.api("debugger_events", admin, **filter)["events"]
+            assert [event["limit"] for event in told] == ["debugger"], told
+            recorded = server.api("debugger_events", admin, session_id=attacker.session, max_events=1000)["events"]
+            size = sum(len(str(event)) for event in recorded)
+            assert size < 3 * MIB, f"{size // MIB} MiB"
+            unharmed(server, admin)
+            # It is not forgotten with the server.
+            server.kill()
+            server.start()
+            server.api("session_message", admin, session_id=attacker.session, message="agent.say('x')", wait=True)
+            assert refused(10)
+            unharmed(server, admin)
+
+
+# -- receiving --------------------------------------------------------------------------------------
+
+
+def send_unfinished(server, token: str, head: str) -> socket.socket:
+    """Sends a request with all of its body but the last byte."""
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.settimeout(ANSWERED_WITHIN)
+    lines = [f"{head} HTTP/1.1", f"Host: 127.0.0.1:{server.port}", f"Authorization: Bearer {token}"]
+    lines += ["Content-Type: application/json", "Accept: application/json, text/event-stream", f"Content-Length: {BODY}"]
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + b" " * (BODY - 1))
+    return connection
+
+
+@pytest.mark.parametrize("head", ["POST /api/tools/project_list", "POST /mcp", "PUT /api/workspaces/{workspace}/files/x"])
+def test_bodies_that_never_end_are_kept_within_the_tokens_budget(server, admin, project, head):
+    """A client with a token that may only read sends many large bodies and ends none of them."""
+    reader = server.token("read")
+    workspace = server.api("workspace_list", admin, project_id=project)["workspaces"][0]["workspace_id"]
+    head = head.replace("{workspace}", workspace)
+    memory = Memory(server)
+    with contextlib.ExitStack() as stack:
+        for _ in range(BODIES):
+            stack.enter_context(contextlib.closing(send_unfinished(server, reader, head)))
+        settled(lambda: memory.peak, "everything to have been received")
+        memory.check(MOST_MEMORY)
+        answers(server, admin)
+        # Nor are small requests of the same token refused.
+        answers(server, reader)
+    unharmed(server, admin)
