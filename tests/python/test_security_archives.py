@@ -131,7 +131,8 @@ def test_what_is_being_received_counts_against_the_workspace():
         workspace = server.api("workspace_list", admin, project_id=project)["workspaces"][0]["workspace_id"]
         uploads = [UnfinishedUpload(server, admin, workspace, bytes(5 * MIB)) for _ in range(3)]
         try:
-            wait_until(lambda: sum(upload.refused() for upload in uploads) == 2, "two of three uploads to be refused")
+            # All three, if they are received side by side and reach the limit in the same moment.
+            wait_until(lambda: sum(upload.refused() for upload in uploads) >= 2, "two of three uploads to be refused")
             unharmed(server, admin)
         finally:
             for upload in uploads:
