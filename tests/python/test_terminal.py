@@ -155,12 +155,43 @@ def test_ctrl_c_cancels_the_turn_at_once_and_twice_at_the_prompt_leaves(chat, se
         text = screen.until(lambda text: text.rstrip().endswith("› a line for later"))
         assert "cancelled" in text and "never" not in text and time.monotonic() - began < 60
         assert newest(server, admin, project)["status"] == "idle" and sent(server, admin, project) == ["go"]
+        # With something in the line it only clears the line.
+        screen.keys("C-c")
+        text = screen.until(at_prompt)
+        assert "leaves" not in text
         screen.keys("C-c")
         screen.until("Ctrl-C again, or Ctrl-D, leaves")
         screen.until(at_prompt)
         screen.keys("C-c")
         assert screen.wait() == 0
         assert "the session stays" in screen.text and newest(server, admin, project)["status"] == "idle"
+
+
+def test_ctrl_c_clears_what_is_typed_and_leaves_only_at_an_empty_prompt(chat, server, admin, project):
+    with chat([[{"say": "one"}]]) as screen:
+        screen.until(at_prompt)
+        screen.keys("C-c")
+        screen.until("Ctrl-C again, or Ctrl-D, leaves")
+        screen.until(at_prompt)
+        # One at an empty prompt before does not count once something was typed, wherever the cursor is and however many lines it has.
+        for draft in ("a draft", "/age", "two\nlines"):
+            screen.paste(draft)
+            screen.until(lambda text, draft=draft: all(line in text for line in draft.splitlines()))
+            screen.keys("Left")
+            screen.keys("C-c")
+            screen.until(lambda text: at_prompt(text) and text.count("leaves") == 1)
+        # In a search of the history it ends the search.
+        screen.type("go")
+        screen.until(idle)
+        screen.keys("C-r")
+        screen.until("history:")
+        screen.keys("C-c")
+        screen.until(lambda text: idle(text) and "history:" not in text)
+        screen.keys("C-c")
+        screen.until(lambda text: at_prompt(text) and text.count("leaves") == 2)
+        screen.keys("C-c")
+        assert screen.wait() == 0
+        assert sent(server, admin, project) == ["go"]
 
 
 def test_ctrl_d_at_an_empty_prompt_leaves(chat):

@@ -34,7 +34,7 @@ use super::{
     \x20 Tab         complete a command, an agent, or a path of the workspace after @\n\
     \x20 Alt-Enter   begin a new line, and so does a backslash before Enter; a pasted text keeps its lines\n\
     \x20 Up, Ctrl-R  find what you typed before: kept in HOME/history for you alone, unless it begins with a space\n\
-    \x20 Ctrl-C      cancel the turn; twice at an empty prompt, or Ctrl-D, leaves\n\
+    \x20 Ctrl-C      cancel the turn; clear the line; twice at an empty prompt, or Ctrl-D, leaves\n\
     Lines you type while a turn runs are sent when it has ended.\n\n\
     Lines may also come from a pipe: printf 'Hello\\n/tools\\n/end\\n' | oubliette chat --agent demo"
 )]

@@ -38,7 +38,7 @@ struct LineRequest {
 pub(crate) enum EditedLine {
     /// A line, or several.
     Line(String),
-    /// Ctrl-C.
+    /// Ctrl-C, with nothing typed.
     Interrupt,
     /// Ctrl-D, with nothing typed.
     End,
@@ -86,6 +86,7 @@ fn build_editor(history: Option<HistoryFile>, completer: Box<dyn Completer + Sen
     keys.add_binding(KeyModifiers::SHIFT, KeyCode::BackTab, ReedlineEvent::MenuPrevious);
     let newline = ReedlineEvent::Edit(vec![EditCommand::InsertNewline]);
     keys.add_binding(KeyModifiers::ALT, KeyCode::Enter, newline);
+    keys.add_binding(KeyModifiers::CONTROL, KeyCode::Char('c'), clear_or_interrupt());
     let menu = Box::new(ColumnarMenu::default().with_name(COMPLETION_MENU));
     let editor = Reedline::create()
         .with_edit_mode(Box::new(Emacs::new(keys)))
@@ -105,6 +106,24 @@ fn build_editor(history: Option<HistoryFile>, completer: Box<dyn Completer + Sen
     }
 }
 
+/// What Ctrl-C does: empties the line and goes on as after an empty one, or interrupts if nothing is typed. In a search of the
+/// history it ends the search.
+fn clear_or_interrupt() -> ReedlineEvent {
+    // Of these two moves neither is possible in an empty line, and at least one in any other.
+    let to_end = ReedlineEvent::Edit(vec![EditCommand::MoveToEnd { select: false }]);
+    let to_start = ReedlineEvent::Edit(vec![EditCommand::MoveToStart { select: false }]);
+    ReedlineEvent::UntilFound(vec![
+        // Nothing after an event that ends the reading is done. A search takes no `Multiple`.
+        ReedlineEvent::Multiple(vec![
+            ReedlineEvent::UntilFound(vec![to_end, to_start, ReedlineEvent::CtrlC]),
+            ReedlineEvent::Esc,
+            ReedlineEvent::Edit(vec![EditCommand::Clear]),
+            ReedlineEvent::ExecuteHostCommand(String::new()),
+        ]),
+        ReedlineEvent::Esc,
+    ])
+}
+
 fn read_line(editor: &mut Reedline, request: LineRequest) -> EditedLine {
     if !request.text.is_empty() {
         editor.run_edit_commands(&[EditCommand::InsertString(request.text)]);
@@ -118,6 +137,7 @@ fn read_line(editor: &mut Reedline, request: LineRequest) -> EditedLine {
         Ok(Signal::Success(text)) => EditedLine::Line(text.replace("\\\n", "\n")),
         Ok(Signal::CtrlC) => EditedLine::Interrupt,
         Ok(Signal::CtrlD) => EditedLine::End,
+        // Of the rest only `HostCommand` comes: the line was cleared.
         Ok(_) => EditedLine::Line(String::new()),
         Err(error) => {
             let _ = crossterm::terminal::disable_raw_mode();
