@@ -395,13 +395,10 @@ def test_a_bad_backup_is_refused_and_nothing_is_changed(backup, tmp_path, what):
 def test_a_cut_or_flipped_file_is_refused(backup, tmp_path):
     whole = backup[0].read_bytes()
     bad = {
-        "empty": b"",
         "half": whole[: len(whole) // 2],
         "without its end": whole[:-1],
         "with something after it": whole + b"x",
         "with a flipped bit": whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :],
-        "another archive": gzip.compress(b"not a tar"),
-        "text": b"hello",
     }
     new = fresh(tmp_path)
     for what, content in bad.items():
@@ -411,6 +408,32 @@ def test_a_cut_or_flipped_file_is_refused(backup, tmp_path):
         assert not any(new.home.iterdir()), what
     done = new.cli("restore", str(tmp_path / "none"), check=False)
     assert done.returncode == 1 and "none" in done.stderr
+
+
+def test_a_file_that_is_no_backup_is_said_to_be_none(backup, tmp_path):
+    other = io.BytesIO()
+    with tarfile.open(fileobj=other, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("notes.txt"))
+    bad = {
+        "nothing": b"",
+        "text": b"hello",
+        "a long text": b"hello\n" * 10_000,
+        "a database": b"SQLite format 3\x00" + bytes(8192),
+        "a compressed text": gzip.compress(b"not a tar"),
+        "zeros": gzip.compress(bytes(1 << 20)),
+        "another archive": other.getvalue(),
+        "an archive that is not compressed": gzip.decompress(backup[0].read_bytes()),
+        "the first bytes of a backup": backup[0].read_bytes()[:20],
+    }
+    new = fresh(tmp_path)
+    for what, content in bad.items():
+        (tmp_path / "bad").write_bytes(content)
+        done = new.cli("restore", str(tmp_path / "bad"), check=False)
+        assert done.returncode == 1 and "is not a backup" in done.stderr and "`oubliette backup FILE`" in done.stderr, (what, done.stderr)
+        assert not any(new.home.iterdir()), what
+    done = new.cli("restore", str(tmp_path), check=False)
+    assert done.returncode == 1 and "is not a file" in done.stderr, done.stderr
+    new.cli("restore", str(backup[0]))
 
 
 def test_an_archive_that_claims_or_holds_too_much_is_refused_within_bounds(backup, tmp_path):

@@ -74,6 +74,24 @@ pub(crate) fn read_backup(
         files: FileDigests::default(),
         manifest: None,
     };
+    let read = read_entries(source, cancel, &mut reading, sink);
+    // Without a header it is something else, whatever is wrong with it as an archive.
+    if reading.header.is_none() {
+        cancel.check()?;
+        return Err(not_a_backup());
+    }
+    read?;
+    reading
+        .manifest
+        .ok_or_else(|| damaged("it was cut off: its manifest is missing"))
+}
+
+fn read_entries(
+    source: impl BufRead,
+    cancel: &CancelFlag,
+    reading: &mut BackupReading,
+    sink: &mut dyn BackupSink,
+) -> Result<()> {
     let mut archive = tar::Archive::new(GzDecoder::new(source));
     // Raw: the library would read a long name whole, however long it is.
     let entries = archive.entries().map_err(unreadable)?.raw(true);
@@ -123,9 +141,7 @@ pub(crate) fn read_backup(
     if !after.fill_buf().map_err(unreadable)?.is_empty() {
         return Err(damaged("something follows its end"));
     }
-    reading
-        .manifest
-        .ok_or_else(|| damaged("it was cut off: its manifest is missing"))
+    Ok(())
 }
 
 /// What has been read.
@@ -157,10 +173,9 @@ impl BackupReading {
             }
             let json = read_json(content, size)?;
             let header: BackupHeader = serde_json::from_slice(&json).map_err(|_| not_a_backup())?;
-            check_format(&header)?;
-            sink.header(&header)?;
-            self.header = Some(header);
-            return Ok(());
+            let header = self.header.insert(header);
+            check_format(header)?;
+            return sink.header(header);
         }
         if name == MANIFEST_NAME.as_bytes() && kind == HomeEntryKind::File {
             let json = read_json(content, size)?;
@@ -324,5 +339,7 @@ fn unreadable(error: std::io::Error) -> Error {
 }
 
 fn not_a_backup() -> Error {
-    Error::invalid("the file is not a backup: `oubliette backup FILE` makes one")
+    Error::invalid(
+        "the file is not a backup, or no more than the first bytes of one: `oubliette backup FILE` makes one; nothing was changed",
+    )
 }

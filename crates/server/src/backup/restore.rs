@@ -65,6 +65,12 @@ pub(crate) async fn restore(
     progress: ReportProgress,
 ) -> Result<FinishedRestore> {
     let file = File::open(backup).map_err(|e| safe_fs::io_error("read", backup, e))?;
+    if !file.metadata().is_ok_and(|found| found.is_file()) {
+        return Err(Error::invalid(format!(
+            "{} is not a file: name one that `oubliette backup FILE` made",
+            backup.display()
+        )));
+    }
     check_owner(home)?;
     if existing == ExistingData::Refuse {
         check_unused(home, location).await?;
@@ -207,7 +213,7 @@ async fn check_unused(home: &HomeDir, location: &StoreLocation) -> Result<()> {
         None => Ok(()),
         Some(data) => Err(Error::conflict(format!(
             "{} holds data already ({data}): restore into another home with --home, or add --force, which moves what is there \
-             into a folder beside it; where projects belong says [workspaces] dir of an oubliette.toml that is in the home before",
+             into a folder of it; projects go where [workspaces] dir of an oubliette.toml in the new home says",
             home.root().display()
         ))),
     }
