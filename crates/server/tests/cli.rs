@@ -37,6 +37,7 @@ fn wrong_usage_exits_with_2_and_prints_usage() {
 fn help_has_examples_and_exit_codes() {
     let home = CliHome::new();
     let help = home.run(&["--help"]).expect_success().stdout;
+    assert!(help.starts_with("Coding agents in sandboxes"), "{help}");
     for word in [
         "oubliette up",
         "oubliette run --agent demo",

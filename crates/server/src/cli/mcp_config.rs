@@ -292,7 +292,7 @@ fn check_url(url: &str) -> Result<String> {
 }
 
 /// Quotes a word for a POSIX shell, if it needs quotes.
-fn shell_quote(word: &str) -> String {
+pub(crate) fn shell_quote(word: &str) -> String {
     match word
         .bytes()
         .all(|b| b.is_ascii_alphanumeric() || b"-_./:=@".contains(&b))

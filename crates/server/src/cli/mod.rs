@@ -97,7 +97,7 @@ use remote::RemoteServer;
 
 const EXAMPLES: &str = "\
 Begin:
-  oubliette up                                    serve; on the first run, make everything that is needed
+  oubliette up                                    serve; the first run makes all that is needed
   oubliette run --agent demo \"Show me around\"     one turn, live in this terminal
   oubliette chat --agent assistant                many turns, switching agents as you go
   oubliette mcp-config claude-code                connect an MCP client
@@ -112,7 +112,7 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("OUBLIETTE_B
 
 /// Coding agents in sandboxes, behind one tool gate.
 #[derive(Debug, Parser)]
-#[command(name = "oubliette", version = VERSION, about, propagate_version = true, after_help = EXAMPLES)]
+#[command(name = "oubliette", version = VERSION, propagate_version = true, after_help = EXAMPLES)]
 pub(crate) struct CommandLine {
     /// The home directory (default: $OUBLIETTE_HOME, else ~/.oubliette).
     #[arg(long, global = true, value_name = "DIR")]

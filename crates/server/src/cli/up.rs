@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     CommandContext,
-    mcp_config::TOKEN_PLACEHOLDER,
+    mcp_config::{TOKEN_PLACEHOLDER, shell_quote},
     serve::{self, ServeEnd},
     server_url,
 };
@@ -45,12 +45,30 @@ pub(crate) async fn run(args: serve::ListenArgs, context: CommandContext) -> Res
         format!(
             "Oubliette is running.\n\n  Console     {url}/\n  MCP         {url}/mcp\n  Token       {shown}\n\n\
              For an MCP client (`oubliette mcp-config CLIENT` has it for yours):\n\n{pasted}\n\n\
-             Try it in another terminal:  oubliette{flag} run --agent demo \"Show me around\"\n"
+             Try it in another terminal:  {program}{flag} run --agent demo \"Show me around\"\n",
+            program = program_to_type()
         )
     });
     match stop.serve_until_signal(running).await? {
         ServeEnd::Stopped => Ok(()),
         ServeEnd::Fenced => Err(program.restart().await),
+    }
+}
+
+/// What a user types to run this program: its name if the shell finds it by that, else its path.
+fn program_to_type() -> String {
+    const NAME: &str = "oubliette";
+    let Ok(program) = std::env::current_exe() else {
+        return NAME.to_owned();
+    };
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let first = std::env::split_paths(&folders)
+        .map(|folder| folder.join(NAME))
+        .find(|path| path.is_file());
+    // Both as the links in them lead, since that is how the kernel names a running program.
+    match first.is_some_and(|first| first.canonicalize().is_ok_and(|first| first == program)) {
+        true => NAME.to_owned(),
+        false => shell_quote(&program.to_string_lossy()),
     }
 }
 
@@ -74,4 +92,16 @@ pub(crate) fn mcp_client_config(url: &str, token: &str) -> Value {
         "url": format!("{url}/mcp"),
         "headers": { "Authorization": format!("Bearer {token}") },
     } } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_on_the_path_is_typed_by_its_path() {
+        // The test's own program is not called oubliette.
+        let program = std::env::current_exe().unwrap();
+        assert_eq!(program_to_type(), shell_quote(&program.to_string_lossy()));
+    }
 }
