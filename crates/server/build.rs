@@ -63,14 +63,19 @@ fn embed(built: &Path, name: &str, table: &str, page: &str) {
 /// asked of git.
 fn name_build() {
     println!("cargo:rerun-if-env-changed=OUBLIETTE_COMMIT");
-    let asked = || {
-        let said = Command::new("git")
-            .args(["rev-parse", "--short=12", "HEAD"])
-            .output()
-            .ok()?;
-        let commit = String::from_utf8(said.stdout).ok()?.trim().to_owned();
-        (said.status.success() && !commit.is_empty()).then_some(commit)
+    let git = |args: &[&str]| {
+        let said = Command::new("git").args(args).output().ok()?;
+        let said_text = String::from_utf8(said.stdout).ok()?.trim().to_owned();
+        (said.status.success() && !said_text.is_empty()).then_some(said_text)
     };
+    // A release names the commit it is of. A debug build may name an older one: otherwise every commit would compile the server.
+    let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    let log =
+        git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| is_release && Path::new(log).exists());
+    if let Some(log) = log {
+        println!("cargo:rerun-if-changed={log}");
+    }
+    let asked = || git(&["rev-parse", "--short=12", "HEAD"]);
     let commit = env::var("OUBLIETTE_COMMIT")
         .ok()
         .filter(|commit| !commit.is_empty());

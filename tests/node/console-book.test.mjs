@@ -30,3 +30,41 @@ test("the book is one click away", async (t) => {
   assert.ok(await book.evaluate(() => [...document.images].every((image) => image.complete && image.naturalWidth > 0)));
   assert.ok(await book.evaluate(() => document.documentElement.scrollWidth <= window.innerWidth));
 });
+
+test("every page of the book fits a phone, and its links and pictures work as they are served", async (t) => {
+  const page = await bench.page(t);
+  await page.setViewportSize({ width: 360, height: 740 });
+  await page.goto(`${bench.server.url}/docs/`);
+  if (!(await page.$("nav"))) {
+    t.skip("the book was not built (cargo xtask docs)");
+    return;
+  }
+  const pages = await page.$$eval("nav a", (links) => links.map((link) => link.href));
+  assert.ok(pages.length > 30);
+  const linked = new Map();
+  const ids = new Map();
+  const wrong = [];
+  for (const address of pages) {
+    await page.goto(address);
+    const seen = await page.evaluate(() => ({
+      width: document.documentElement.scrollWidth,
+      pictures: [...document.images].filter((image) => !image.complete || image.naturalWidth === 0).map((image) => image.src),
+      links: [...document.links].map((link) => link.href),
+      ids: [...document.querySelectorAll("[id]")].map((one) => one.id),
+    }));
+    if (seen.width > 360) wrong.push(`${address} is ${seen.width} wide`);
+    wrong.push(...seen.pictures.map((picture) => `${address}: ${picture} is not shown`));
+    ids.set(address, seen.ids);
+    for (const link of seen.links) linked.set(link, address);
+  }
+  for (const [link, address] of linked) {
+    const [target, fragment] = link.split("#");
+    if (!target.startsWith(bench.server.url)) continue;
+    if (!ids.has(target)) {
+      if ((await fetch(target)).status !== 200) wrong.push(`${address}: there is no ${target}`);
+    } else if (fragment && !ids.get(target).includes(decodeURIComponent(fragment))) {
+      wrong.push(`${address}: ${target} has no #${fragment}`);
+    }
+  }
+  assert.deepEqual(wrong, []);
+});

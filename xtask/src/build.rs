@@ -39,9 +39,9 @@ pub(crate) fn build_release(root: &Path) -> Result<()> {
     } else {
         eprintln!("npm is missing: building without the console (install Node.js and run this again)");
     }
-    // The book is for who has built it once: its tool takes two minutes to compile.
-    if setup::find_mdbook(root).is_some() {
-        book::build_book(root)?;
+    match setup::install_mdbook(root) {
+        Ok(_) => book::build_book(root)?,
+        Err(error) => eprintln!("mdBook cannot be installed: building without the book ({error:#})"),
     }
     let flags = path_independent_flags(root);
     run_with(

@@ -200,12 +200,6 @@ pub(crate) fn install_mdbook(root: &Path) -> Result<PathBuf> {
     install_cargo_tool(root, "mdbook", "0.5.4", &["--no-default-features"])
 }
 
-/// The path of `mdbook`, if it is installed or was built.
-pub(crate) fn find_mdbook(root: &Path) -> Option<PathBuf> {
-    let built = root.join("target/tools/bin/mdbook");
-    find_on_path("mdbook").or_else(|| built.exists().then_some(built))
-}
-
 /// The path of a program that `cargo install` gives, built into target/tools if it is not on PATH.
 fn install_cargo_tool(root: &Path, name: &str, version: &str, options: &[&str]) -> Result<PathBuf> {
     if let Some(installed) = find_on_path(name) {
@@ -215,6 +209,7 @@ fn install_cargo_tool(root: &Path, name: &str, version: &str, options: &[&str]) 
     let program = tools.join("bin").join(name);
     if !program.exists() {
         let tools = tools.to_string_lossy().into_owned();
+        println!("building {name}, which takes about a minute, once");
         // A debug build: it compiles in a third of the time, and runs only for a second.
         let install = ["install", "--debug", "--locked", "--quiet", "--version", version];
         let into = ["--root", &tools, name];

@@ -21,6 +21,7 @@ use anyhow::Result;
 use crate::{
     build,
     process::{remove_built_folder, run},
+    setup,
 };
 
 /// Which build the artifacts are made of.
@@ -71,7 +72,11 @@ pub(crate) fn run_dist(root: &Path, profile: DistProfile) -> Result<()> {
         epoch: source_epoch(root)?,
     };
     match profile {
-        DistProfile::Release => build::build_release(root)?,
+        DistProfile::Release => {
+            // What is released serves the book; a build by itself goes on without mdBook.
+            setup::install_mdbook(root)?;
+            build::build_release(root)?;
+        }
         // As the tests build them, so that nothing is compiled twice.
         DistProfile::Dev => run(
             root,
