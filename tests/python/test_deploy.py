@@ -35,6 +35,12 @@ def test_dashboard_and_alerts_name_metrics_that_exist(server, admin):
         assert named <= known, f"{file.name} names metrics that do not exist: {named - known}"
 
 
+def test_the_book_tells_every_alert_and_no_other():
+    alerts = set(re.findall(r"- alert: (\w+)", (DEPLOY / "prometheus" / "rules.yml").read_text()))
+    told = set(re.findall(r"`(Oubliette[A-Z]\w+)`", (ROOT / "docs" / "src" / "guide-observe.md").read_text()))
+    assert alerts and told == alerts
+
+
 def test_every_panel_of_the_dashboard_asks_something():
     dashboard = json.loads((DEPLOY / "grafana" / "oubliette.json").read_text())
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"]) > 10

@@ -2,7 +2,13 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
-use oubliette_protocol::{ErrorCode, debug::DebugEvent, event::SessionEvent};
+use oubliette_protocol::{
+    ErrorCode,
+    debug::DebugEvent,
+    event::SessionEvent,
+    usage::{UsageTotals, UsdNanos},
+};
+use oubliette_session::ProviderUsage;
 use serde_json::Value;
 
 use super::{
@@ -162,11 +168,19 @@ pub(super) fn http_page() -> String {
 /// The page of metrics.
 pub(super) fn metrics_page() -> String {
     let metrics = Metrics::default();
-    // So that the families with labels have a row that shows them.
+    // So that every family has a row that shows its labels.
     metrics.count_request("mcp", 200);
     metrics.count_action("project_list", None, Duration::ZERO);
+    metrics.calls.count_one_each();
     let text = metrics.to_prometheus_text(&MetricGauges {
         disk: Some((0, 0)),
+        providers: vec![ProviderUsage {
+            provider: "example".to_owned(),
+            totals: UsageTotals {
+                cost_usd: Some(UsdNanos::default()),
+                ..UsageTotals::default()
+            },
+        }],
         ..MetricGauges::default()
     });
     let mut out = "# Metrics\n\n`GET /metrics`, with a token of scope `read`, in the text format of Prometheus. Counters count from the \
@@ -191,7 +205,7 @@ pub(super) fn metrics_page() -> String {
     out
 }
 
-/// The names of the labels of a metric, as far as a sample has them.
+/// The names of the labels of a metric, as a sample has them, without the bound of a histogram's bucket.
 fn labels_of(text: &str, name: &str) -> String {
     let sample = text.lines().find_map(|line| {
         let rest = line.strip_prefix(name)?;
@@ -201,7 +215,8 @@ fn labels_of(text: &str, name: &str) -> String {
     let labels = sample
         .unwrap_or_default()
         .split(',')
-        .filter_map(|label| label.split_once('='));
+        .filter_map(|label| label.split_once('='))
+        .filter(|(label, _)| *label != "le");
     let labels: Vec<_> = labels.map(|(label, _)| format!("`{label}`")).collect();
     labels.join(", ")
 }
