@@ -5,13 +5,15 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Bench, id, row } from "./console-browser.mjs";
 import { DEADLINE } from "./harness.mjs";
-import { SyntheticSession, cpuClock } from "./synthetic-session.mjs";
+import { SyntheticSession, cpuClock, stylingAndLayout } from "./synthetic-session.mjs";
 
 const EVENTS = 50_000;
 const PER_SECOND = 500;
 const STREAMED = 3_000;
 /** The most that one interaction may compute, in milliseconds: what a person does not notice as waiting. */
 const MAX_INTERACTION_MS = 200;
+/** The most elements that typing may style or lay out anew; the page has about five hundred. */
+const MAX_TOUCHED = 60;
 
 let bench, synthetic, session;
 before(async () => {
@@ -48,6 +50,16 @@ test("fifty thousand events, and five hundred a second, leave the page time to a
     const spent = (await cpu()) - begun;
     assert.ok(spent < MAX_INTERACTION_MS, `${what} computes for ${spent} ms`);
   };
+  // Typing changes the field and nothing around it. Counted, since a time would say as much about the machine.
+  const touches = async (what, run) => {
+    const { styled, laidOut } = await stylingAndLayout(p, run);
+    assert.ok(styled < MAX_TOUCHED && laidOut < MAX_TOUCHED, `${what} styles ${styled} elements and lays out ${laidOut}`);
+  };
+  await touches("the focus", () => p.locator(id("composer")).focus());
+  await touches("the first key", () => p.keyboard.press("x"));
+  await touches("a new line", () => p.keyboard.press("Shift+Enter"));
+  await touches("a longer text", () => p.keyboard.insertText("pasted\n".repeat(20)));
+  await p.fill(id("composer"), "");
   await p.locator(id("composer")).focus();
   await cost("a key", () => p.keyboard.press("x"));
   await cost("opening a row", () => p.locator(`${row("tool_call")} summary`).last().click());

@@ -140,3 +140,37 @@ export async function cpuClock(page) {
     return Math.round(metrics.find((m) => m.name === "TaskDuration").value * 1000);
   };
 }
+
+/** How much taller than the page the browser's window is made, in pixels: more than its own bars take. */
+const ROOM_FOR_BARS = 200;
+
+/**
+ * Makes the window taller than the page. Chromium counts its own bars as part of a window that was asked for with the page's size, so
+ * the lower edge of the page is outside; what is drawn there is never presented, and an interaction there seems to last until
+ * something else on the page is drawn.
+ */
+export async function showWholePage(page) {
+  const session = await page.context().newCDPSession(page);
+  const { windowId, bounds } = await session.send("Browser.getWindowForTarget");
+  await session.send("Browser.setWindowBounds", { windowId, bounds: { width: bounds.width, height: bounds.height + ROOM_FOR_BARS } });
+}
+
+/** Does something, and counts how many elements were styled anew and how many objects laid out for it, at the most in one pass. */
+export async function stylingAndLayout(page, run) {
+  const session = await page.context().browser().newBrowserCDPSession();
+  const events = [];
+  session.on("Tracing.dataCollected", ({ value }) => events.push(...value));
+  await session.send("Tracing.start", { transferMode: "ReportEvents", traceConfig: { includedCategories: ["devtools.timeline"] } });
+  await run();
+  await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+  const ended = new Promise((done) => session.once("Tracing.tracingComplete", done));
+  await session.send("Tracing.end");
+  await ended;
+  await session.detach();
+  const most = (name, count) => Math.max(0, ...events.filter((e) => e.name === name && e.ph === "X").map((e) => count(e.args) ?? 0));
+  return {
+    styled: most("UpdateLayoutTree", (args) => args.elementCount),
+    laidOut: most("Layout", (args) => args.beginData?.dirtyObjects),
+    passes: events.filter((e) => e.name === "Layout").length,
+  };
+}
