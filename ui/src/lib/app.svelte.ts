@@ -109,6 +109,13 @@ class App {
     this.route = route;
   }
 
+  /** Whether the address asks for something new to be begun; it does not ask again. */
+  takeNew(): boolean {
+    const asked = this.query.get("new") !== null;
+    if (asked) this.setQuery({ new: "" });
+    return asked;
+  }
+
   get parts(): string[] {
     return this.route.split("?")[0]!.split("/").filter(Boolean).map((part) => {
       try {

@@ -10,24 +10,28 @@ export function roundUp(value: number, counts = false): number {
 
 const two = (n: number) => String(n).padStart(2, "0");
 
-/** Labels for points in time: at most `most` below the axis, and one in full for each point. Dates where a point is hours long. */
+const [MINUTE, HOUR, DAY] = [60_000, 3_600_000, 86_400_000];
+/** Distances between labels of a time axis, in milliseconds. */
+const TIME_STEPS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 5 * DAY, 7 * DAY, 14 * DAY];
+/** A label nearer to an end of the axis than this would stand beyond it, in percent of its length. */
+const MIN_MARGIN = 4;
+
+/** Labels for points in time: at most `most` round times below the axis, and one in full for each point. Dates where it is days long. */
 export function axisTimes(times: number[], most: number): { shown: { text: string; place: number }[]; full: string[] } {
-  const step = times.length > 1 ? times[1]! - times[0]! : 60_000;
-  const span = (times.at(-1) ?? 0) - (times[0] ?? 0);
-  const clock = (at: Date) => `${two(at.getHours())}:${two(at.getMinutes())}${step < 60_000 ? `:${two(at.getSeconds())}` : ""}`;
+  const step = times.length > 1 ? times[1]! - times[0]! : MINUTE;
+  const first = times[0] ?? 0;
+  const span = times.length * step;
+  const clock = (at: Date) => `${two(at.getHours())}:${two(at.getMinutes())}`;
   const day = (at: Date) => `${two(at.getMonth() + 1)}-${two(at.getDate())}`;
-  const text = (ms: number) => {
+  const between = TIME_STEPS.find((n) => span / n <= most) ?? span;
+  // Round by the clock of whoever reads it.
+  const offset = new Date(first).getTimezoneOffset() * MINUTE;
+  const shown: { text: string; place: number }[] = [];
+  for (let ms = Math.ceil((first - offset) / between) * between + offset; ms <= first + span && shown.length < most; ms += between) {
+    const place = ((ms - first) / Math.max(1, span)) * 100;
     const at = new Date(ms);
-    if (span > 2 * 86_400_000) return day(at);
-    return `${two(at.getHours())}:${two(at.getMinutes())}`;
-  };
-  const every = Math.max(1, Math.ceil(times.length / most));
-  const width = 100 / Math.max(1, times.length);
-  const shown = times
-    .map((ms, i) => ({ text: text(ms), place: (i + 0.5) * width, i }))
-    .filter(({ i }) => i % every === 0)
-    // The same day twice says nothing.
-    .filter(({ text: said }, i, list) => i === 0 || list[i - 1]!.text !== said)
-    .map(({ text: said, place }) => ({ text: said, place }));
-  return { shown, full: times.map((ms) => `${span > 86_400_000 ? `${day(new Date(ms))} ` : ""}${clock(new Date(ms))}`) };
+    if (times.length && place >= MIN_MARGIN && place <= 100 - MIN_MARGIN) shown.push({ text: between >= DAY || (span > DAY && at.getHours() === 0) ? day(at) : clock(at), place });
+  }
+  const seconds = (at: Date) => (step < MINUTE ? `:${two(at.getSeconds())}` : "");
+  return { shown, full: times.map((ms) => `${span > DAY ? `${day(new Date(ms))} ` : ""}${clock(new Date(ms))}${seconds(new Date(ms))}`) };
 }

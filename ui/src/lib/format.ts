@@ -155,3 +155,9 @@ export function left(until: string | undefined, now: number): string {
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
+
+/** An agent in a list to choose from: its name, and its slug where the name does not say it. */
+export function agentLabel(agent: { slug: string; definition: { name: string } }): string {
+  const { slug, definition: { name } } = agent;
+  return name.toLowerCase().replace(/\s+/g, "-") === slug ? name : `${name} (${slug})`;
+}

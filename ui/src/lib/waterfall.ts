@@ -26,8 +26,9 @@ const SLACK_MS = 5;
 /** Whether an event belongs to a turn; without one, every event does. */
 function isInside(event: DebugEvent, turn: number | undefined, times: TurnTimes | undefined): boolean {
   if (turn === undefined) return true;
-  if (event["turn"] !== undefined) return event["turn"] === turn;
   const from = times ? beginOf(event) : 0;
+  // A call that a person makes after the turn has its number, too.
+  if (event["turn"] !== undefined) return event["turn"] === turn && (times === undefined || from <= times.to + SLACK_MS);
   return times !== undefined && from >= times.from - SLACK_MS && from <= times.to + SLACK_MS;
 }
 

@@ -2,6 +2,7 @@
 // end; earlier events follow in the background. New ones are taken in once per animation frame.
 import { tick } from "svelte";
 import { follow, type Stream } from "../lib/api";
+import { CallTimes } from "../lib/call_times";
 import { addEvent, type TimelineRow } from "../lib/timeline";
 import type { DebugEvent, SessionEvent } from "../lib/types";
 import { LogReader, SLICE_MS, whenIdle, yieldToPage } from "./history";
@@ -35,6 +36,7 @@ export class SessionLog {
   steps = $state.raw<DebugEvent[]>([]);
   /** Where each called tool is from, by its names. */
   sources = $state.raw<ReadonlyMap<string, string>>(new Map());
+  readonly #callTimes = new CallTimes();
 
   readonly #events: LogReader<SessionEvent>;
   readonly #debugEvents: LogReader<DebugEvent>;
@@ -63,6 +65,13 @@ export class SessionLog {
     this.#events = new LogReader("session_events", id);
     this.#debugEvents = new LogReader("debugger_events", id);
     void this.#open();
+  }
+
+  /** How long a call took, as the gate measured it; undefined if that is not known, or not yet. */
+  durationOf(row: TimelineRow): number | undefined {
+    // What the gate has told since may tell it.
+    void this.debug;
+    return row.took === undefined ? undefined : this.#callTimes.durationOf(row.event, Date.parse(row.event.ts) + row.took);
   }
 
   close(): void {
@@ -201,6 +210,7 @@ export class SessionLog {
   #note(events: DebugEvent[]): void {
     const steps: DebugEvent[] = [];
     let named = false;
+    this.#callTimes.add(events);
     for (const event of events) {
       if (!FREQUENT_KINDS.has(event.kind)) steps.push(event);
       if (event.kind !== "tool_call" && event.kind !== "tool_registered") continue;

@@ -207,6 +207,22 @@ describe("axes", () => {
     expect(full).toHaveLength(60);
     expect(axisTimes([], 6)).toEqual({ shown: [], full: [] });
   });
+
+  test.each([
+    ["15 minutes", 15 * 60_000, 90], ["an hour", 3_600_000, 60], ["a day", 86_400_000, 96], ["30 days", 30 * 86_400_000, 60],
+  ])("labels of %s are round times at equal distances, none beyond an end", (_, span, points) => {
+    const first = Date.parse("2026-03-02T05:43:20Z");
+    const { shown } = axisTimes(Array.from({ length: points }, (_, i) => first + (i * span) / points), 6);
+    expect(shown.length).toBeGreaterThanOrEqual(3);
+    expect(shown.length).toBeLessThanOrEqual(6);
+    const gaps = shown.slice(1).map((label, i) => label.place - shown[i]!.place);
+    for (const gap of gaps) expect(gap).toBeCloseTo(gaps[0]!, 5);
+    for (const { text, place } of shown) {
+      expect(text).toMatch(/^(\d\d-\d\d|\d\d:[0-5][05]|\d\d:\d[02468])$/);
+      expect(place).toBeGreaterThan(3);
+      expect(place).toBeLessThan(97);
+    }
+  });
 });
 
 test("a result with images says its text and what they are", () => {

@@ -1,4 +1,5 @@
 import { describe, expect, test } from "vitest";
+import { CallTimes } from "../lib/call_times";
 import { addEvent, foldCalls, markdownParts, turnTimes, type TimelineRow } from "../lib/timeline";
 import type { DebugEvent, SessionEvent } from "../lib/types";
 import { axisMarks, spansOf } from "../lib/waterfall";
@@ -52,6 +53,15 @@ describe("the waterfall", () => {
     expect(spans.map((s) => [s.name, s.part, s.to - s.from, s.waits.length])).toEqual([["a", "tool", 50, 1], ["a", "waiting", 120, 0], ["lent", "waiting", 10, 0]]);
   });
 
+  test("what a person calls after the turn is not part of it", () => {
+    const events = [
+      debug(0, "tool_call", 60, { turn: 1, tool: "a", started: at(50), duration_ms: 10, ok: true }),
+      debug(1, "tool_call", 900, { turn: 1, tool: "a", started: at(890), duration_ms: 10, ok: true }),
+    ];
+    expect(spansOf(events, [{ turn: 1, from: 0, to: 100 }], 1, 0)).toHaveLength(1);
+    expect(spansOf(events, [], 1, 0)).toHaveLength(2);
+  });
+
   test("the axis has a few round marks", () => {
     expect(axisMarks(0, 486)).toEqual([0, 200, 400]);
     expect(axisMarks(0, 1)).toEqual([0, 0.5, 1]);
@@ -81,4 +91,43 @@ test("a session as Markdown keeps its code apart", () => {
   const rows = rowsOf(["message", 0, { role: "user", text: "hi" }], ["tool_call", 1, { tool_call_id: 1, tool: "x", arguments: { a: "```" } }], ["tool_result", 2, { tool_call_id: 1, ok: true, result: "r" }]);
   const text = [...markdownParts(rows, "A\ntitle")].join("\n\n");
   expect(text.startsWith("# A title\n\n**You**\n\nhi\n\n**Call** `x`\n\n````\n")).toBe(true);
+});
+
+describe("how long a call took", () => {
+  const call = (ms: number, tool: string, args: unknown): SessionEvent => ({ index: 0, ts: at(ms), session_id: "s", type: "tool_call", tool, arguments: args });
+  const measured = (index: number, began: number, took: number, tool: string, args: unknown) => debug(index, "tool_call", began + took, { tool, arguments: args, started: at(began), duration_ms: took });
+
+  test("is told by the gate, whose clock does not wait for the agent's report", () => {
+    const times = new CallTimes();
+    // Read from the end: the later ones come first.
+    times.add([measured(3, 40, 7.5, "read", { path: "b" })]);
+    times.add([measured(1, 10, 2, "read", { path: "a" }), measured(2, 10, 900, "read", { path: "slow" })]);
+    // The call and its result were reported at the same time.
+    expect(times.durationOf(call(13, "read", { path: "a" }), 13)).toBe(2);
+    expect(times.durationOf(call(50, "read", { path: "b" }), 50)).toBe(7.5);
+    expect(times.durationOf(call(10, "read", { path: "slow" }), 915)).toBe(900);
+    // An agent that prefixes the name with that of the MCP server.
+    expect(times.durationOf(call(13, "mcp__oubliette__read", { path: "a" }), 13)).toBe(2);
+  });
+
+  test("is not taken from another call", () => {
+    const times = new CallTimes();
+    times.add([measured(1, 10, 2, "read", { path: "a" }), measured(2, 9_000, 3, "read", { path: "a" })]);
+    expect(times.durationOf(call(13, "write", { path: "a" }), 13)).toBeUndefined();
+    expect(times.durationOf(call(13, "read", { path: "other" }), 13)).toBeUndefined();
+    // Ended after the result was reported, or long before the call.
+    expect(times.durationOf(call(3, "read", { path: "a" }), 4)).toBeUndefined();
+    expect(times.durationOf(call(8_000, "read", { path: "a" }), 8_500)).toBeUndefined();
+    // Known a moment later.
+    const late = call(100, "late", {});
+    expect(times.durationOf(late, 120)).toBeUndefined();
+    times.add([measured(3, 99, 20, "late", {})]);
+    expect(times.durationOf(late, 120)).toBe(20);
+  });
+
+  test("a call that was made twice has its own duration each time", () => {
+    const times = new CallTimes();
+    times.add([measured(1, 10, 2, "read", {}), measured(2, 20, 5, "read", {})]);
+    expect([times.durationOf(call(12, "read", {}), 13), times.durationOf(call(22, "read", {}), 26)]).toEqual([2, 5]);
+  });
 });
