@@ -8,9 +8,17 @@ export function roundUp(value: number, counts = false): number {
   return (steps.find((n) => n * power >= value * 0.999999) ?? 10) * power;
 }
 
+const [MINUTE, HOUR, DAY] = [60_000, 3_600_000, 86_400_000];
+/** Round ends of an axis of durations, whose halves are round, too; in milliseconds. */
+const ROUND_MILLIS = [10_000, 20_000, 30_000, MINUTE, 2 * MINUTE, 4 * MINUTE, 10 * MINUTE, 20 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 4 * HOUR, 10 * HOUR, DAY];
+
+/** The next round duration at or above one, in milliseconds: round in the unit in which it is read. */
+export function roundUpMillis(ms: number): number {
+  return ms <= 5_000 ? roundUp(ms) : (ROUND_MILLIS.find((n) => n >= ms) ?? Math.ceil(ms / DAY) * DAY);
+}
+
 const two = (n: number) => String(n).padStart(2, "0");
 
-const [MINUTE, HOUR, DAY] = [60_000, 3_600_000, 86_400_000];
 /** Distances between labels of a time axis, in milliseconds. */
 const TIME_STEPS = [MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 5 * DAY, 7 * DAY, 14 * DAY];
 /** A label nearer to an end of the axis than this would stand beyond it, in percent of its length. */

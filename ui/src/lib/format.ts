@@ -19,6 +19,13 @@ export function millis(ms: number): string {
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
+/** A round duration, for an axis: without what is nought. */
+export function roundMillis(ms: number): string {
+  if (ms < 1000) return `${Number(ms.toPrecision(3))} ms`;
+  if (ms < 60_000) return `${Number((ms / 1000).toFixed(2))} s`;
+  return millis(ms).replace(/ 0 (s|min)$/, "");
+}
+
 /** A number of things in words: 1 turn, 2 turns. */
 export const plural = (count: number, word: string): string => `${count} ${word}${count === 1 ? "" : "s"}`;
 

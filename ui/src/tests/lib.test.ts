@@ -1,8 +1,8 @@
 // @vitest-environment jsdom
 import { describe, expect, test } from "vitest";
 import { deniedBy, isAllowed, setAliases, setAllowed, setDenied } from "../lib/allow";
-import { axisTimes, roundUp } from "../lib/axis";
-import { brief, contentText, lineCount, resultText, toText } from "../lib/format";
+import { axisTimes, roundUp, roundUpMillis } from "../lib/axis";
+import { brief, contentText, lineCount, resultText, roundMillis, toText } from "../lib/format";
 import { render } from "../lib/markdown";
 import { parseAddition } from "../lib/paste";
 import { fieldError, parseRefusal } from "../lib/refusal";
@@ -201,6 +201,8 @@ describe("axes", () => {
   test("end at a round number and label at most as many points as fit", () => {
     expect([0, 0.4, 1, 7, 101].map((n) => roundUp(n))).toEqual([1, 0.5, 1, 10, 200]);
     expect([0, 1, 3, 9, 101].map((n) => roundUp(n, true))).toEqual([2, 2, 4, 10, 200]);
+    expect([0, 3, 4_200, 7_000, 45_000, 61_000, 580_000, 90_000_000].map((n) => roundMillis(roundUpMillis(n)))).toEqual(["1 ms", "5 ms", "5 s", "10 s", "1 min", "2 min", "10 min", "48 h"]);
+    expect([0.5, 250, 2_500, 90_000].map(roundMillis)).toEqual(["0.5 ms", "250 ms", "2.5 s", "1 min 30 s"]);
     const times = Array.from({ length: 60 }, (_, i) => i * 60_000);
     const { shown, full } = axisTimes(times, 6);
     expect(shown.length).toBeLessThanOrEqual(6);
