@@ -36,6 +36,26 @@ test("the first page leads to a first session, then says what runs and what fail
   await overview.locator("[data-tile=failed] .big", { hasText: /^1$/ }).waitFor();
   await p.locator(".home .rowlist a", { hasText: "Break it" }).click();
   await p.locator(id("session-status"), { hasText: "failed" }).waitFor();
+
+  // A tile leads to its sessions, the back button from them.
+  const listed = p.locator(`${id("session-list")} [data-session]`);
+  await bench.open(p, "");
+  await overview.locator("[data-tile=failed]").click();
+  await p.waitForURL(/#\/sessions\?filter=failed$/);
+  await p.waitForFunction(() => document.querySelectorAll("[data-testid=session-list] [data-session]").length === 1);
+  assert.equal(await listed.first().getAttribute("data-status"), "failed");
+  await p.goBack();
+  await p.waitForFunction(() => document.querySelectorAll("[data-testid=session-list] [data-session]").length === 2);
+  assert.equal(await p.getByLabel("Filter sessions").inputValue(), "");
+  // A filter without a match says so, and is kept by whoever looks into a session and comes back.
+  await p.getByLabel("Filter sessions").fill("running");
+  await listed.first().locator("a").click();
+  await p.waitForSelector("main[data-session]");
+  await p.click(id("new-session"));
+  assert.equal(await p.getByLabel("Filter sessions").inputValue(), "running");
+  await p.getByLabel("Filter sessions").fill("nothing is called this");
+  await p.getByRole("button", { name: "Show all" }).click();
+  await listed.nth(1).waitFor();
 });
 
 test("pages have titles, and a link leads to the very event, row and filter", async (t) => {
@@ -129,6 +149,17 @@ test("everything is found and done from the command palette, by keyboard", async
   await palette.getByText("Nothing is called that").waitFor();
   await p.keyboard.press("Escape");
   await palette.waitFor({ state: "detached" });
+  await find("sleep well");
+  await palette.getByRole("option", { name: /Sleep well/ }).waitFor();
+  await p.keyboard.press("Enter");
+  await p.waitForSelector("main[data-session]");
+  await find("new project");
+  await p.keyboard.press("Enter");
+  await p.locator("input:focus").and(p.getByLabel("Name of a new project")).waitFor();
+  assert.match(p.url(), /#\/projects$/);
+  await find("create a token");
+  await p.keyboard.press("Enter");
+  await p.locator("input:focus").and(p.getByLabel("Token name")).waitFor();
   await find("sleep well");
   await palette.getByRole("option", { name: /Sleep well/ }).waitFor();
   await p.keyboard.press("Enter");

@@ -71,6 +71,13 @@ test("a session streams, its tools and a blocked call are shown", async (t) => {
   await p.click(id("debugger-toggle"));
   await p.waitForSelector(`${id("debugger")} ${id("debugger-row")}[data-kind="tool_blocked"]`);
   await p.waitForSelector(`${id("debugger-row")}[data-kind="tool_call"]`);
+  // Each call has the duration that the gate measured, not the time between the agent's reports of it.
+  const measured = await p.locator(`${id("debugger-row")}[data-kind="tool_call"] small.took`).allInnerTexts();
+  assert.ok(measured.length > 0 && measured.every((text) => /^[\d.]+ m?s$/.test(text)), `${measured}`);
+  await p.waitForFunction((measured) => {
+    const shown = [...document.querySelectorAll("[data-testid=timeline] > [data-type=tool_call] .took")].map((took) => took.textContent);
+    return measured.every((text) => shown.includes(text));
+  }, measured);
   await p.click(`${id("timeline")} > [data-type="tool_call"] summary >> nth=0`);
   assert.ok(await p.locator(`${id("session-list")} [data-session="${session}"]`).count() === 1);
 });
@@ -269,6 +276,15 @@ test("admin, catalog, projects and figures open", async (t) => {
   const target = p.locator(`${id("audit")} a[href^='#/sessions/']`).last();
   await target.waitFor();
   assert.doesNotMatch(await target.innerText(), /gogol_/);
+  // A call names its session, which a link leads to, and its tool.
+  const { sessions } = await server.api("session_list", admin);
+  await server.api("tool_call", admin, { session_id: sessions.find((s) => s.status === "idle").session_id, tool: "project_list", arguments: {} });
+  await bench.open(p, "admin/audit?action=tool_call");
+  await only("tool_call");
+  const called = p.locator(`${id("audit")} [data-action="tool_call"] td`, { hasText: "project_list" }).first();
+  assert.doesNotMatch(await called.innerText(), /gogol_/);
+  assert.match(await called.locator("a").getAttribute("href"), /^#\/sessions\/gogol_\w+$/);
+  await p.goBack();
   await p.reload();
   await only("session_message");
   assert.equal(await p.getByLabel("Only changes by").evaluate((list) => list.selectedOptions[0].text), "test-admin");
