@@ -52,8 +52,13 @@ export function spansOf(events: DebugEvent[], turns: TurnTimes[], turn: number |
   const used = new Set<DebugEvent>();
   const spans = events.filter((e) => e["duration_ms"] !== undefined && inside(e)).map((event): WaterfallSpan => {
     const from = beginOf(event);
-    const to = from + Number(event["duration_ms"]);
-    const own = waits.filter((w) => !used.has(w.event) && w.event["tool"] === event["tool"] && w.from >= from - SLACK_MS && w.to <= to + SLACK_MS).slice(0, 1);
+    const ended = Math.max(Date.parse(event.ts), from + Number(event["duration_ms"]));
+    const own = waits
+      .filter((w) => !used.has(w.event) && w.event["tool"] === event["tool"] && w.from >= from - SLACK_MS && w.to <= ended + SLACK_MS)
+      .filter((w) => JSON.stringify(w.event["arguments"]) === JSON.stringify(event["arguments"]))
+      .slice(0, 1);
+    // The gate counts a call's duration from when it was allowed.
+    const to = own.length ? ended : from + Number(event["duration_ms"]);
     for (const wait of own) used.add(wait.event);
     const model = event.kind === "model_request";
     return {

@@ -45,12 +45,22 @@ describe("the waterfall", () => {
     const events = [
       debug(0, "approval_requested", 110, { approval_id: "1", tool: "a" }),
       debug(1, "approval_decided", 150, { approval_id: "1", decision: "allowed" }),
-      debug(2, "tool_call", 160, { turn: 2, tool: "a", started: at(110), duration_ms: 50, ok: true }),
+      // Its duration counts from when it was allowed.
+      debug(2, "tool_call", 160, { turn: 2, tool: "a", started: at(110), duration_ms: 10, ok: true }),
       debug(3, "approval_requested", 170, { approval_id: "2", tool: "a" }),
       debug(4, "tool_call", 190, { turn: 2, tool: "lent", source: "caller", started: at(180), duration_ms: 10, ok: true }),
     ];
     const spans = spansOf(events, turns, 2, 290);
     expect(spans.map((s) => [s.name, s.part, s.to - s.from, s.waits.length])).toEqual([["a", "tool", 50, 1], ["a", "waiting", 120, 0], ["lent", "waiting", 10, 0]]);
+    expect(spans[0]?.waits).toEqual([{ from: 110, to: 150 }]);
+  });
+
+  test("calls that wait at the same time have each their own wait, by their arguments", () => {
+    const ask = (index: number, ms: number, id: string) => debug(index, "approval_requested", ms, { approval_id: id, tool: "a", arguments: { n: id } });
+    const allow = (index: number, ms: number, id: string) => debug(index, "approval_decided", ms, { approval_id: id, decision: "allowed" });
+    const ran = (index: number, ms: number, id: string, began: number) => debug(index, "tool_call", ms, { turn: 2, tool: "a", arguments: { n: id }, started: at(began), duration_ms: 5, ok: true });
+    const spans = spansOf([ask(0, 110, "1"), ask(1, 111, "2"), allow(2, 150, "2"), ran(3, 155, "2", 111), allow(4, 190, "1"), ran(5, 195, "1", 110)], turns, 2, 290);
+    expect(spans.map((s) => [s.event.index, s.to - s.from, s.waits[0]?.to])).toEqual([[5, 85, 190], [3, 44, 150]]);
   });
 
   test("what a person calls after the turn is not part of it", () => {
