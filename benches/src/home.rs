@@ -44,13 +44,33 @@ pub(crate) fn own_program() -> Result<String> {
 pub(crate) struct BenchHome {
     dir: tempfile::TempDir,
     pub(crate) token: String,
+    /// Variables of the server's environment, besides those of this process.
+    env: Vec<(&'static str, String)>,
+    /// Where its server listens; a free address at each start if there is none.
+    address: Option<SocketAddr>,
+}
+
+/// What differs from a home of one server on SQLite.
+#[derive(Default)]
+pub(crate) struct HomeOptions {
+    /// Variables of the server's environment, besides those of this process.
+    pub(crate) env: Vec<(&'static str, String)>,
+    /// Where its server listens; a free address at each start if there is none.
+    pub(crate) address: Option<SocketAddr>,
+    /// An admin token that its database has already; one is made if there is none.
+    pub(crate) token: Option<String>,
 }
 
 impl BenchHome {
     /// Creates a home. `config` is appended to an oubliette.toml whose `[trust]` section makes our own programs
     /// readable in sandboxes; its first lines continue that section.
-    #[allow(clippy::disallowed_methods, reason = "no agent of the bench makes deep trees")]
     pub(crate) async fn new(config: &str) -> Result<Self> {
+        Self::with_options(config, HomeOptions::default()).await
+    }
+
+    /// Creates a home with these options; `config` as for [`BenchHome::new`].
+    #[allow(clippy::disallowed_methods, reason = "no agent of the bench makes deep trees")]
+    pub(crate) async fn with_options(config: &str, options: HomeOptions) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("oub-").tempdir()?;
         let root = dir.path().join("home");
         fs::create_dir(&root)?;
@@ -58,16 +78,17 @@ impl BenchHome {
         let programs = Path::new(&own).parent().context("no directory")?;
         let trust = format!("[trust]\nread_only = [{:?}]\n", programs.display().to_string());
         fs::write(root.join("oubliette.toml"), format!("{trust}{config}\n"))?;
-        let output = Command::new(sibling_program("oubliette")?)
-            .arg("--home")
-            .arg(&root)
-            .args(["--json", "token", "create", "--name", "bench", "--scope", "admin"])
-            .output()
-            .await?;
-        let made: Value = serde_json::from_slice(&output.stdout)
-            .with_context(|| format!("no token: {}", String::from_utf8_lossy(&output.stderr)))?;
-        let token = made["token"].as_str().context("no token")?.to_owned();
-        Ok(Self { dir, token })
+        let HomeOptions { env, address, token } = options;
+        let token = match token {
+            Some(token) => token,
+            None => create_token(&root, &env).await?,
+        };
+        Ok(Self {
+            dir,
+            token,
+            env,
+            address,
+        })
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -129,13 +150,17 @@ impl BenchHome {
 
     /// Starts the server without waiting for it.
     pub(crate) async fn spawn(&self) -> Result<BenchServer> {
-        let address = free_address()?;
+        let address = match self.address {
+            Some(address) => address,
+            None => free_address()?,
+        };
         let log = fs::File::options().append(true).create(true).open(self.log())?;
         let spawned_at = clock::now();
         let child = Command::new(sibling_program("oubliette")?)
             .arg("--home")
             .arg(self.path())
             .args(["serve", "--listen", &address.to_string()])
+            .envs(self.env.iter().map(|(name, value)| (*name, value.as_str())))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -155,6 +180,20 @@ impl BenchHome {
     fn log(&self) -> PathBuf {
         self.dir.path().join("server.log")
     }
+}
+
+/// Makes an admin token in the database of a home whose server does not run.
+async fn create_token(root: &Path, env: &[(&'static str, String)]) -> Result<String> {
+    let output = Command::new(sibling_program("oubliette")?)
+        .arg("--home")
+        .arg(root)
+        .args(["--json", "token", "create", "--name", "bench", "--scope", "admin"])
+        .envs(env.iter().map(|(name, value)| (*name, value.as_str())))
+        .output()
+        .await?;
+    let made: Value = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("no token: {}", String::from_utf8_lossy(&output.stderr)))?;
+    text_field(&made, "token")
 }
 
 /// A loopback address that nothing listens on.
@@ -201,6 +240,14 @@ impl BenchServer {
     pub(crate) async fn connect_rest(&self) -> Result<RestClient> {
         let headers = format!("Authorization: Bearer {}\r\n", self.token);
         Ok(RestClient(HttpConnection::connect(self.address, &headers).await?))
+    }
+
+    /// Kills it with SIGKILL; returns when it was killed, once it has ended.
+    pub(crate) async fn kill(mut self) -> Result<u64> {
+        let killed_at = clock::now();
+        procs::send_signal(self.pid, Signal::KILL);
+        self.child.wait().await?;
+        Ok(killed_at)
     }
 
     /// Stops it with SIGTERM, as a service manager would, and waits for its end.

@@ -7,6 +7,7 @@
 //!
 //! - [`suites`]: the measurements, one file per suite.
 //! - [`home`]: a home directory and its server; [`caller`]: a program that lends a tool.
+//! - [`postgres`]: a PostgreSQL of the run's own; [`cluster`]: several servers on it.
 //! - [`actors`]: this program run in another role: a bare MCP echo server, a bare HTTP server, a model provider, an agent
 //!   that reports when its first input arrived; [`baseline`] starts them.
 //! - [`http`], [`mcp`], [`lines`]: minimal clients without libraries, whose cost would be in the numbers.
@@ -17,10 +18,12 @@ mod actors;
 mod baseline;
 mod caller;
 mod clock;
+mod cluster;
 mod home;
 mod http;
 mod lines;
 mod mcp;
+mod postgres;
 mod procs;
 mod report;
 mod stats;

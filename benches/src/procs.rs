@@ -54,6 +54,39 @@ pub(crate) async fn memory_once_stable(pid: u32) -> Result<ProcessMemory> {
     Ok(before)
 }
 
+/// Processor time of the whole machine since it started, in clock ticks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MachineCpuTime {
+    busy: u64,
+    total: u64,
+}
+
+impl MachineCpuTime {
+    pub(crate) fn now() -> Result<Self> {
+        let text = fs::read_to_string("/proc/stat")?;
+        let line = text.lines().next().unwrap_or_default();
+        // user, nice, system, idle, iowait, irq, softirq, steal; guest time is part of user's.
+        let ticks: Vec<u64> = line
+            .split_whitespace()
+            .skip(1)
+            .take(8)
+            .filter_map(|ticks| ticks.parse().ok())
+            .collect();
+        let idle: u64 = ticks.iter().skip(3).take(2).sum();
+        let total: u64 = ticks.iter().sum();
+        Ok(Self {
+            busy: total - idle,
+            total,
+        })
+    }
+
+    /// The share of the processors that was busy since an earlier reading, from 0 to 1.
+    pub(crate) fn busy_since(self, earlier: Self) -> f64 {
+        let total = self.total.saturating_sub(earlier.total);
+        self.busy.saturating_sub(earlier.busy) as f64 / total.max(1) as f64
+    }
+}
+
 /// All descendants of a process.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = all_pids()

@@ -128,6 +128,10 @@ pub(crate) fn run_up(root: &Path, args: &[String]) -> Result<()> {
 /// Builds and runs the bench program.
 pub(crate) fn run_bench(root: &Path, args: &[String]) -> Result<()> {
     setup::install_system_packages(&[("bwrap", "bubblewrap")])?;
+    if let Err(error) = setup::install_postgres() {
+        // The suite that needs it says that it was not measured.
+        eprintln!("warning: {error:#}");
+    }
     setup::install_node_packages(root)?;
     build_release(root)?;
     let base = ["run", "--release", "--quiet", "-p", "oubliette-bench", "--"];

@@ -1,6 +1,7 @@
 //! The benchmark suites.
 
 mod approvals;
+mod cluster;
 mod foundation;
 mod orchestration;
 mod own_tools;
@@ -47,12 +48,14 @@ pub(crate) enum BenchSuite {
     Programs,
     /// Rules with arguments, waiting approvals, the reading of usage.
     Approvals,
+    /// PostgreSQL, and several servers on one database.
+    Cluster,
     /// The tool plane beside other MCP proxies.
     Peers,
 }
 
 impl BenchSuite {
-    pub(crate) const ALL: [BenchSuite; 8] = [
+    pub(crate) const ALL: [BenchSuite; 9] = [
         BenchSuite::Foundation,
         BenchSuite::Sessions,
         BenchSuite::Relay,
@@ -60,6 +63,7 @@ impl BenchSuite {
         BenchSuite::Orchestration,
         BenchSuite::Programs,
         BenchSuite::Approvals,
+        BenchSuite::Cluster,
         BenchSuite::Peers,
     ];
 
@@ -77,6 +81,7 @@ impl BenchSuite {
             BenchSuite::Orchestration => Box::pin(orchestration::run(report, effort)).await,
             BenchSuite::Programs => Box::pin(programs::run(report, effort)).await,
             BenchSuite::Approvals => Box::pin(approvals::run(report, effort)).await,
+            BenchSuite::Cluster => Box::pin(cluster::run(report, effort)).await,
             BenchSuite::Peers => Box::pin(peers::run(report, effort, install)).await,
         }
     }

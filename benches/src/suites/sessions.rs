@@ -104,33 +104,20 @@ async fn measure_first_byte(report: &mut BenchReport, effort: BenchEffort) -> Re
     server.stop().await
 }
 
-fn delta_event() -> EventBody {
+pub(super) fn delta_event() -> EventBody {
     EventBody::Delta {
         text: "a piece of text as an agent streams it, ".repeat(3),
     }
 }
 
+/// How many sessions append events at the same time.
+pub(super) const APPENDING_SESSIONS: usize = 50;
+
 async fn measure_appends(report: &mut BenchReport, effort: BenchEffort) -> Result<()> {
-    const SESSIONS: usize = 50;
     let dir = tempfile::tempdir()?;
     let store = Store::open(&dir.path().join("oubliette.db")).await?;
-    let (begun, long) = (Instant::now(), Duration::from_millis(effort.scale(5000) as u64));
-    let writers = (0..SESSIONS).map(|_| {
-        let log = store.events().clone();
-        tokio::spawn(async move {
-            let (session, mut appended) = (SessionId::generate(), 0);
-            while begun.elapsed() < long {
-                log.append(&session, vec![delta_event()]).await?;
-                appended += 1;
-            }
-            anyhow::Ok(appended)
-        })
-    });
-    let mut appended = 0;
-    for writer in try_join_all(writers).await? {
-        appended += writer?;
-    }
-    let rate = f64::from(appended) / begun.elapsed().as_secs_f64();
+    let sessions = (0..APPENDING_SESSIONS).map(|_| SessionId::generate()).collect();
+    let rate = append_rate(&store, sessions, effort).await?;
     let note = "one event an append, each waited for";
     report.add_row(
         NAME,
@@ -142,6 +129,34 @@ async fn measure_appends(report: &mut BenchReport, effort: BenchEffort) -> Resul
     );
     store.close().await;
     Ok(())
+}
+
+/// How many events a second these sessions append together, one at a time each, every one waited for.
+pub(super) async fn append_rate(store: &Store, sessions: Vec<SessionId>, effort: BenchEffort) -> Result<f64> {
+    // Warm-up, not counted: a session's first event makes its log.
+    try_join_all(
+        sessions
+            .iter()
+            .map(|session| store.events().append(session, vec![delta_event()])),
+    )
+    .await?;
+    let (begun, long) = (Instant::now(), Duration::from_millis(effort.scale(5000) as u64));
+    let writers = sessions.into_iter().map(|session| {
+        let log = store.events().clone();
+        tokio::spawn(async move {
+            let mut appended = 0;
+            while begun.elapsed() < long {
+                log.append(&session, vec![delta_event()]).await?;
+                appended += 1;
+            }
+            anyhow::Ok(appended)
+        })
+    });
+    let mut appended = 0;
+    for writer in try_join_all(writers).await? {
+        appended += writer?;
+    }
+    Ok(f64::from(appended) / begun.elapsed().as_secs_f64())
 }
 
 /// Time to replay a long log: from the store directly, and over HTTP to a client.
