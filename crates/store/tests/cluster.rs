@@ -220,6 +220,42 @@ async fn a_server_that_is_declared_dead_writes_nothing_and_its_trees_are_taken()
 }
 
 #[tokio::test]
+async fn a_tree_is_not_taken_from_a_server_that_joined_while_the_claim_waited() {
+    let Some(schema) = new_schema().await else { return };
+    let one = join(&schema).await;
+    let id = new_session(&one).await.session_id;
+    let owned_by = |server: &str| format!("UPDATE session_owners SET server_id = '{server}'");
+    let (mut db, mut look) = (
+        postgres::connect(&schema).await,
+        postgres::connect(&schema).await,
+    );
+    postgres::run(&mut db, owned_by("srv_gone")).await;
+    // Another server is about to claim the tree, whose own one is gone.
+    postgres::run(&mut db, format!("BEGIN; {}", owned_by("srv_gone"))).await;
+    let claiming = tokio::spawn({
+        let (one, id) = (one.clone(), id.clone());
+        async move { one.claim_session(&id).await }
+    });
+    let waits = format!(
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'oubliette {}'",
+        server_id(&one)
+    );
+    within(async { while postgres::number(&mut look, &waits).await == 0 {} }).await;
+    let two = join(&schema).await;
+    postgres::run(&mut db, format!("{}; COMMIT", owned_by(&server_id(&two)))).await;
+    let SessionOwner::Peer(peer) = within(claiming).await.unwrap().unwrap() else {
+        panic!("the tree was taken from a server that runs")
+    };
+    assert_eq!(peer.server_id.to_string(), server_id(&two));
+    assert_eq!(
+        two.session_owner(&id).await.unwrap(),
+        Some(SessionOwner::ThisServer)
+    );
+    one.close().await;
+    two.close().await;
+}
+
+#[tokio::test]
 async fn a_server_that_stops_leaves_its_work_to_the_others_at_once() {
     let Some(schema) = new_schema().await else { return };
     let (one, two) = (join(&schema).await, join(&schema).await);

@@ -96,21 +96,42 @@ pub(crate) async fn claim_tree(
     root: &SessionId,
     server: &ServerId,
 ) -> Result<SessionOwner, WriteError> {
-    let claimed = query(
+    let inserted = query(
         "INSERT INTO session_owners (root_id, server_id) VALUES ($1, $2)
-         ON CONFLICT (root_id) DO UPDATE SET server_id = $2
-         WHERE session_owners.server_id = $2
-            OR NOT EXISTS (SELECT 1 FROM server_leases l WHERE l.server_id = session_owners.server_id)
+         ON CONFLICT (root_id) DO NOTHING RETURNING root_id",
+    )
+    .bind(root.as_str())
+    .bind(server.as_str())
+    .fetch_optional(&mut tx.db)
+    .await?;
+    if inserted.is_none() && !take_unowned(tx, root, server).await? {
+        return peer_that_owns(tx, root).await;
+    }
+    tx.moved_trees.push(root.clone());
+    Ok(SessionOwner::ThisServer)
+}
+
+/// Makes a server the owner of a tree that has one, if that is itself or has no lease. Returns whether it is now.
+async fn take_unowned(tx: &mut WriteTx, root: &SessionId, server: &ServerId) -> Result<bool, WriteError> {
+    // Before the lease is looked for, by a statement of its own: a statement that waits for this row sees the row as it is
+    // after the wait, and leases as they were before. It would take the tree from a server that has joined meanwhile.
+    query("SELECT 1 FROM session_owners WHERE root_id = $1 FOR UPDATE")
+        .bind(root.as_str())
+        .fetch_optional(&mut tx.db)
+        .await?;
+    let taken = query(
+        "UPDATE session_owners SET server_id = $2 WHERE root_id = $1 AND (server_id = $2
+             OR NOT EXISTS (SELECT 1 FROM server_leases l WHERE l.server_id = session_owners.server_id))
          RETURNING root_id",
     )
     .bind(root.as_str())
     .bind(server.as_str())
     .fetch_optional(&mut tx.db)
     .await?;
-    if claimed.is_some() {
-        tx.moved_trees.push(root.clone());
-        return Ok(SessionOwner::ThisServer);
-    }
+    Ok(taken.is_some())
+}
+
+async fn peer_that_owns(tx: &mut WriteTx, root: &SessionId) -> Result<SessionOwner, WriteError> {
     let row = query(
         "SELECT session_owners.server_id, COALESCE(servers.address, '') FROM session_owners
          LEFT JOIN servers ON servers.server_id = session_owners.server_id WHERE root_id = $1",
@@ -120,7 +141,7 @@ pub(crate) async fn claim_tree(
     .await?;
     match row.as_ref().map(peer_of).transpose()? {
         Some(peer) => Ok(SessionOwner::Peer(peer)),
-        // Released between the two statements.
+        // Released between the statements.
         None => Err(Error::unavailable("the session is changing servers; try again").into()),
     }
 }

@@ -106,6 +106,14 @@ pub async fn run(db: &mut PgConnection, sql: impl Into<String>) {
         .unwrap();
 }
 
+/// The number that a query returns.
+pub async fn number(db: &mut PgConnection, sql: &str) -> i64 {
+    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+        .fetch_one(db)
+        .await
+        .unwrap()
+}
+
 /// A new, empty schema.
 pub async fn new_schema() -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
