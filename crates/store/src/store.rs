@@ -301,9 +301,13 @@ impl Store {
     }
 
     /// Waits until another server has taken over the database, so that this one cannot write any more; for ever if none
-    /// does. A server notices it at its next write.
+    /// does. A server notices it at its next write. For ever, too, of a server of a cluster: one that has lost its lease is
+    /// fenced, which the writer knows a moment before [`ClusterMember::wait_until_fenced`] returns, and starts anew.
     pub async fn wait_until_superseded(&self) {
-        self.inner.writer.wait_until_superseded().await;
+        match &self.inner.cluster {
+            Some(_) => std::future::pending().await,
+            None => self.inner.writer.wait_until_superseded().await,
+        }
     }
 
     /// Size of a PostgreSQL database, in bytes; none of a SQLite database, whose files tell it, and if it does not answer.

@@ -6,7 +6,7 @@ mod common;
 use std::{future::Future, time::Duration};
 
 use common::{delta, postgres, project, session, text_of};
-use futures::{StreamExt, future::join_all};
+use futures::{FutureExt, StreamExt, future::join_all};
 use oubliette_protocol::{ErrorCode, Scope, SessionId, TokenId, debug::DebugBody};
 use oubliette_store::{
     AuditEntry, AuditFilter, AuditPrincipal, ClusterOptions, MemberState, NewToken, OpenError, PageRequest,
@@ -253,6 +253,27 @@ async fn a_tree_is_not_taken_from_a_server_that_joined_while_the_claim_waited() 
     );
     one.close().await;
     two.close().await;
+}
+
+#[tokio::test]
+async fn a_server_whose_writer_notices_the_lost_lease_first_is_fenced_not_superseded() {
+    let Some(schema) = new_schema().await else { return };
+    let one = join(&schema).await;
+    let id = new_session(&one).await.session_id;
+    let mut db = postgres::connect(&schema).await;
+    postgres::run(&mut db, "DELETE FROM server_leases".into()).await;
+    // The writer says that it is superseded after it has answered, and before it takes the second.
+    for _ in 0..2 {
+        let error = one.events().append(&id, vec![delta("late")]).await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::Unavailable);
+    }
+    assert!(
+        one.wait_until_superseded().now_or_never().is_none(),
+        "a server of a cluster starts anew, where one alone on its database ends"
+    );
+    within(one.cluster().unwrap().wait_until_fenced()).await;
+    assert!(one.wait_until_superseded().now_or_never().is_none());
+    one.close().await;
 }
 
 #[tokio::test]

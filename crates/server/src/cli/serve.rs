@@ -171,7 +171,7 @@ impl ShutdownSignals {
             }
             () = self.wait_for_stop(&running) => Ok(ServeEnd::Stopped),
             () = tell_manager(manager.as_ref(), &running) => Ok(ServeEnd::Stopped),
-            () = wait_until_superseded(&running) => Err(Error::conflict(
+            () = running.app.store.wait_until_superseded() => Err(Error::conflict(
                 "another oubliette has taken over the database: this server has stopped; see which of them is to run",
             )),
         };
@@ -186,15 +186,6 @@ impl ShutdownSignals {
         running.stop().await;
         server_url::remove(&home);
         outcome
-    }
-}
-
-/// Waits until another server has taken over the database; for ever in a cluster, where a server that lost its lease is fenced
-/// and starts anew. The store knows of the lost lease a moment before the member is fenced: this must not end the server then.
-async fn wait_until_superseded(running: &RunningServer) {
-    match running.app.store.cluster() {
-        Some(_) => std::future::pending().await,
-        None => running.app.store.wait_until_superseded().await,
     }
 }
 

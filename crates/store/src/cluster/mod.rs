@@ -2,12 +2,14 @@
 //!
 //! - [`ClusterMember`]: this server as one of them: who the others are, and who runs a session.
 //! - [`health`]: how the servers fare.
+//! - [`member_state`]: whether this server may run sessions.
 //! - [`ownership`]: which server runs a tree of sessions, and how one is claimed and released.
 //!
 //! A server writes while its row in `server_leases` is there, which every one of its transactions checks. All times that
 //! decide anything are the database's.
 
 mod health;
+mod member_state;
 pub(crate) mod ownership;
 
 use std::{fmt, sync::Arc};
@@ -19,13 +21,15 @@ use tokio::sync::{Mutex, Notify, mpsc, watch};
 use crate::{
     db::{
         DbPool,
-        postgres::{lease::fenced_error, membership::Membership, url::DatabaseUrl},
+        postgres::{membership::Membership, url::DatabaseUrl},
         query,
     },
     db_error::read_error,
 };
 
 pub use health::{ClusterHealth, ServerHealth};
+pub use member_state::MemberState;
+pub(crate) use member_state::OwnMemberState;
 
 /// How a server takes part in a cluster.
 #[derive(Debug, Clone)]
@@ -51,29 +55,6 @@ pub struct ServerRow {
     pub since: Timestamp,
     /// When it was last heard of, by the database's clock.
     pub last_seen: Timestamp,
-}
-
-/// Whether a server may run sessions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemberState {
-    /// It may.
-    Active,
-    /// It has not reached the database for so long that others may take over: what it runs has to be stopped.
-    Isolated,
-    /// Others have taken over what it ran, or it was isolated and has reached the database again: it has to start anew.
-    Fenced,
-}
-
-impl MemberState {
-    /// What whoever asks something of such a server is told.
-    pub(crate) fn error(self) -> Error {
-        match self {
-            MemberState::Active | MemberState::Fenced => fenced_error(),
-            MemberState::Isolated => Error::unavailable(
-                "this server cannot reach its database; ask another one, or look at the server's log",
-            ),
-        }
-    }
 }
 
 /// Another server of the cluster.
@@ -117,7 +98,7 @@ struct MemberInner {
     server_id: ServerId,
     address: String,
     readers: DbPool,
-    state: Arc<watch::Sender<MemberState>>,
+    state: Arc<OwnMemberState>,
     /// Whether this server does what one does for all.
     duty: Arc<watch::Sender<bool>>,
     /// Trees whose server is gone.
@@ -136,7 +117,7 @@ impl fmt::Debug for ClusterMember {
 impl ClusterMember {
     /// Begins to be a server of the cluster, until the store is closed.
     pub(crate) fn start(parts: MemberParts) -> Self {
-        let state = Arc::new(watch::Sender::new(MemberState::Active));
+        let state = Arc::new(OwnMemberState::new());
         let duty = Arc::new(watch::Sender::new(false));
         let (found, left_trees) = mpsc::unbounded_channel();
         let (leave, left) = watch::channel(false);
@@ -168,7 +149,7 @@ impl ClusterMember {
 
     /// Whether this server may run sessions.
     pub fn state(&self) -> MemberState {
-        *self.inner.state.borrow()
+        self.inner.state.current()
     }
 
     /// Waits until this server may no longer run sessions, and returns why; for ever if it is stopped before.
@@ -191,7 +172,7 @@ impl ClusterMember {
     }
 
     pub(crate) fn has_duty(&self) -> bool {
-        *self.inner.duty.borrow()
+        *self.inner.duty.borrow() && self.inner.state.is_active()
     }
 
     pub(crate) async fn wait_for_duty(&self) {
@@ -202,7 +183,7 @@ impl ClusterMember {
     /// Records that this server is fenced when its writer finds that it is.
     pub(crate) async fn follow_writer(self, mut superseded: watch::Receiver<bool>) {
         if superseded.wait_for(|lost| *lost).await.is_ok() {
-            self.inner.state.send_replace(MemberState::Fenced);
+            self.inner.state.fence();
         }
     }
 

@@ -23,7 +23,7 @@ use super::{
     open_error::{PostgresOpenError, from_sqlx},
     url::DatabaseUrl,
 };
-use crate::cluster::{ClusterOptions, MemberState};
+use crate::cluster::{ClusterOptions, MemberState, OwnMemberState};
 
 /// How often a server is heard of, and looks whether the others are.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -118,7 +118,7 @@ pub(crate) struct Membership {
     pub(crate) server: ServerId,
     /// Where notices go.
     pub(crate) channel: String,
-    pub(crate) state: Arc<watch::Sender<MemberState>>,
+    pub(crate) state: Arc<OwnMemberState>,
     /// Whether this server does what one does for all: while this connection holds the lock of it.
     pub(crate) duty: Arc<watch::Sender<bool>>,
     /// Gets trees whose server is gone.
@@ -187,16 +187,16 @@ impl Membership {
         let mut answered = Instant::now();
         loop {
             let asked = Instant::now();
-            let limit = match *self.state.borrow() {
+            let limit = match self.state.current() {
                 MemberState::Active => (answered + ISOLATED_AFTER).min(asked + LOOK_TIMEOUT),
                 MemberState::Isolated | MemberState::Fenced => asked + LOOK_TIMEOUT,
             };
             let mut wait = HEARTBEAT;
             match tokio::time::timeout_at(limit, self.look(db)).await {
-                Ok(Ok(LeaseCheck::Member)) if *self.state.borrow() == MemberState::Isolated => {
+                Ok(Ok(LeaseCheck::Member)) if self.state.current() == MemberState::Isolated => {
                     // What it ran has been stopped, unrecorded: it begins anew, and its trees are recovered.
                     tracing::warn!("the database is reachable again; this server starts anew");
-                    self.state.send_replace(MemberState::Fenced);
+                    self.state.fence();
                     return;
                 }
                 Ok(Ok(LeaseCheck::Member)) => answered = asked,
@@ -204,7 +204,7 @@ impl Membership {
                     tracing::error!(
                         "this server was declared dead; it lets go of its sessions and starts anew"
                     );
-                    self.state.send_replace(MemberState::Fenced);
+                    self.state.fence();
                     return;
                 }
                 Ok(Err(error)) => {
@@ -218,12 +218,12 @@ impl Membership {
                     (*db, wait) = (None, RECONNECT_WAIT);
                 }
             }
-            if answered.elapsed() >= ISOLATED_AFTER && *self.state.borrow() == MemberState::Active {
+            if answered.elapsed() >= ISOLATED_AFTER && self.state.isolate() {
+                self.duty.send_replace(false);
                 tracing::error!(
                     "the database has not answered for {} s: sessions are stopped, because other servers take them over",
                     ISOLATED_AFTER.as_secs()
                 );
-                self.state.send_replace(MemberState::Isolated);
             }
             tokio::time::sleep_until(asked + wait).await;
         }
@@ -233,7 +233,7 @@ impl Membership {
     async fn watch_others(&self) {
         let mut db = None;
         loop {
-            if *self.state.borrow() == MemberState::Active
+            if self.state.is_active()
                 && let Err(error) = self.find_work(&mut db).await
             {
                 tracing::warn!(%error, "looking for servers that are gone failed; trying again");
