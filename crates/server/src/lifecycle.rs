@@ -13,6 +13,8 @@ use std::{
 
 use oubliette_home::HomeDir;
 use oubliette_protocol::{Error, Result};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -106,10 +108,25 @@ pub async fn start(options: ServeOptions) -> Result<RunningServer> {
     let collector = config.otlp.as_deref().map(OtlpCollector::parse).transpose()?;
     raise_open_file_limit();
     let listener = net::bind(config.listen, &home).await?;
-    let address = listener.local_addr().map_err(Error::internal)?;
     let home = home.with_projects_dir(config.workspaces_dir.clone());
     home.create()?;
     let app = App::open(home, config).await?;
+    let started = start_parts(app.clone(), listener, tls, collector).await;
+    if started.is_err() {
+        // Whoever tries again in this process finds the home's lock free, and this server is none of its cluster.
+        app.close().await;
+    }
+    started
+}
+
+/// Starts everything that an opened server consists of.
+async fn start_parts(
+    app: Arc<App>,
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    collector: Option<OtlpCollector>,
+) -> Result<RunningServer> {
+    let address = listener.local_addr().map_err(Error::internal)?;
     let telemetry = match collector {
         Some(collector) => Some(Telemetry::start(collector, app.store.clone(), app.sessions.clone()).await?),
         None => None,
@@ -182,5 +199,30 @@ fn raise_open_file_limit() {
         },
     ) {
         tracing::debug!(%error, "setrlimit(RLIMIT_NOFILE) failed; the limit of open files is unchanged");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_start_that_failed_halfway_leaves_the_home_to_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = HomeDir::at(dir.path().join("h")).unwrap();
+        // Its tasks, which are started before the control socket, use the database.
+        let config = "[server]\nlisten = \"127.0.0.1:0\"\n\
+                      [[webhook]]\nurl = \"http://127.0.0.1:1/\"\nevents = [\"error\"]\nsecret_env = \"SECRET\"";
+        let secret = |_: &str| Some("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned());
+        let options = ServeOptions {
+            config: ServerConfig::parse(config, "oubliette.toml", &secret).unwrap(),
+            home: home.clone(),
+            insecure: false,
+        };
+        let in_the_way = home.control_secret_path();
+        std::fs::create_dir_all(&in_the_way).unwrap();
+        assert!(start(options.clone()).await.is_err());
+        std::fs::remove_dir(in_the_way).unwrap();
+        start(options).await.unwrap().stop().await;
     }
 }

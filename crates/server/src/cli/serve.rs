@@ -12,7 +12,7 @@ use crate::{
     doors::mcp::fixtures,
     lifecycle::{self, RunningServer, ServeOptions},
     logging, reload,
-    restart::{ProgramStart, RESTARTED_VARIABLE},
+    restart::{self, ProgramStart, RESTARTED_VARIABLE},
     service_manager::ServiceManager,
 };
 
@@ -81,11 +81,13 @@ pub(crate) async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: C
         )));
     }
     let program = ProgramStart::of_this_process();
-    let stop = ShutdownSignals::listen()?;
+    let mut stop = ShutdownSignals::listen()?;
     ensure_not_running(&context).await?;
     let mut settings = load_settings(&args, &context)?;
     settings.config.test_fixtures = test_fixtures;
-    let running = start(settings).await?;
+    let Some(running) = start(settings, &mut stop).await? else {
+        return Ok(());
+    };
     server_url::publish(&running);
     let url = running.url();
     let shape =
@@ -98,21 +100,38 @@ pub(crate) async fn run(ServeArgs { args, test_fixtures }: ServeArgs, context: C
     }
     match stop.serve_until_signal(running).await? {
         ServeEnd::Stopped => Ok(()),
-        ServeEnd::Fenced => Err(program.restart().await),
+        ServeEnd::Fenced => program.restart(stop.wait_for_end()).await,
     }
 }
 
-/// Starts the server. One that was started anew by itself waits for its database.
-pub(crate) async fn start(settings: ServeOptions) -> Result<RunningServer> {
-    let waits = settings.config.cluster.is_some() && std::env::var_os(RESTARTED_VARIABLE).is_some();
-    loop {
-        match lifecycle::start(settings.clone()).await {
-            Err(error) if waits && error.code == ErrorCode::Unavailable => {
-                tracing::warn!(error = %error.for_log(), "starting anew failed; trying again");
-                tokio::time::sleep(START_RETRY).await;
+/// Starts the server. One that was started anew by itself waits for its database; none if it is told to stop meanwhile.
+pub(crate) async fn start(
+    settings: ServeOptions,
+    stop: &mut ShutdownSignals,
+) -> Result<Option<RunningServer>> {
+    if std::env::var_os(RESTARTED_VARIABLE).is_none() {
+        return lifecycle::start(settings).await.map(Some);
+    }
+    restart::reap_inherited_children()?;
+    if settings.config.cluster.is_none() {
+        return lifecycle::start(settings).await.map(Some);
+    }
+    let starting = async {
+        loop {
+            match lifecycle::start(settings.clone()).await {
+                Err(error) if error.code == ErrorCode::Unavailable => {
+                    tracing::warn!(error = %error.for_log(), "starting anew failed; trying again");
+                    tokio::time::sleep(START_RETRY).await;
+                }
+                started => return started.map(Some),
             }
-            started => return started,
         }
+    };
+    // The database may be away for long.
+    tokio::select! {
+        biased;
+        () = stop.wait_for_end() => Ok(None),
+        started = starting => started,
     }
 }
 
@@ -144,6 +163,14 @@ impl ShutdownSignals {
         })
     }
 
+    /// Waits for SIGTERM or SIGINT.
+    pub(crate) async fn wait_for_end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
     /// Waits for a signal to stop. SIGHUP has the server read its configuration again.
     async fn wait_for_stop(&mut self, running: &RunningServer) {
         loop {
@@ -159,7 +186,7 @@ impl ShutdownSignals {
 
     /// Lets the server run until a signal to stop comes, then stops it once requests in flight are finished. SIGHUP has it
     /// read its configuration again. An error if it had to stop because another server has taken over its database.
-    pub(crate) async fn serve_until_signal(mut self, running: RunningServer) -> Result<ServeEnd> {
+    pub(crate) async fn serve_until_signal(&mut self, running: RunningServer) -> Result<ServeEnd> {
         let manager = ServiceManager::from_env(&|name| std::env::var(name).ok());
         let outcome = tokio::select! {
             biased;

@@ -14,13 +14,15 @@ use crate::{app::App, doors::net, first_run, lifecycle, restart::ProgramStart};
 /// Runs `oubliette up`.
 pub(crate) async fn run(args: serve::ListenArgs, context: CommandContext) -> Result<()> {
     let program = ProgramStart::of_this_process();
-    let stop = serve::ShutdownSignals::listen()?;
+    let mut stop = serve::ShutdownSignals::listen()?;
     serve::ensure_not_running(&context).await?;
     context.require_home("up")?;
     first_run::create_home(&context.home)?;
     let settings = serve::load_settings(&args, &context)?;
     let token = populate_new_home(&settings).await?;
-    let running = serve::start(settings).await?;
+    let Some(running) = serve::start(settings, &mut stop).await? else {
+        return Ok(());
+    };
     server_url::publish(&running);
     let url = running.url();
     let config = mcp_client_config(&url, token.as_deref().unwrap_or(TOKEN_PLACEHOLDER));
@@ -51,7 +53,7 @@ pub(crate) async fn run(args: serve::ListenArgs, context: CommandContext) -> Res
     });
     match stop.serve_until_signal(running).await? {
         ServeEnd::Stopped => Ok(()),
-        ServeEnd::Fenced => Err(program.restart().await),
+        ServeEnd::Fenced => program.restart(stop.wait_for_end()).await,
     }
 }
 

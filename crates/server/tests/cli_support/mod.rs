@@ -141,14 +141,7 @@ impl CliHome {
 
     /// Starts a command without waiting for its end.
     pub fn start(&self, args: &[&str]) -> RunningCommand {
-        let mut command = self.command(args);
-        let child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
-        RunningCommand::new(child)
+        RunningCommand::spawn(self.command(args))
     }
 }
 
@@ -169,7 +162,13 @@ pub struct RunningCommand {
 }
 
 impl RunningCommand {
-    fn new(mut child: Child) -> Self {
+    pub fn spawn(mut command: Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         let err = BufReader::new(child.stderr.take().unwrap());
         Self { child, out, err }
@@ -185,6 +184,16 @@ impl RunningCommand {
     #[track_caller]
     pub fn wait_for_stderr(&mut self, wanted: &str) -> String {
         read_until(&mut self.err, wanted)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its exit code once it has ended; -1 if a signal ended it.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        let status = self.child.try_wait().unwrap()?;
+        Some(status.code().unwrap_or(-1))
     }
 
     pub fn interrupt(&self) {
