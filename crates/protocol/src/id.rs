@@ -53,7 +53,7 @@ macro_rules! text_id {
             fn from_str(text: &str) -> Result<Self> {
                 let check: fn(&str) -> std::result::Result<(), String> = $check;
                 check(text).map_err(|why| {
-                    Error::invalid(format!("{} is not a {}: {why}", quoted(text), $what))
+                    Error::invalid(format!("{} is not {}: {why}", quoted(text), $what))
                 })?;
                 Ok(Self(text.into()))
             }
@@ -84,43 +84,43 @@ macro_rules! text_id {
 
 text_id!(
     /// Id of a session, one agent working in one sandbox on one workspace: `gogol_<ulid>`.
-    SessionId, "session id (gogol_<ulid>)", |t| check_prefixed_ulid(t, "gogol_")
+    SessionId, "a session id (gogol_<ulid>)", |t| check_prefixed_ulid(t, "gogol_")
 );
 text_id!(
     /// Id of a project: `proj_<ulid>`.
-    ProjectId, "project id (proj_<ulid>)", |t| check_prefixed_ulid(t, "proj_")
+    ProjectId, "a project id (proj_<ulid>)", |t| check_prefixed_ulid(t, "proj_")
 );
 text_id!(
     /// Id of a token: `tok_<ulid>`. Not secret, unlike the token itself.
-    TokenId, "token id (tok_<ulid>)", |t| check_prefixed_ulid(t, "tok_")
+    TokenId, "a token id (tok_<ulid>)", |t| check_prefixed_ulid(t, "tok_")
 );
 text_id!(
     /// Id of an approval: `appr_<ulid>`.
-    ApprovalId, "approval id (appr_<ulid>)", |t| check_prefixed_ulid(t, "appr_")
+    ApprovalId, "an approval id (appr_<ulid>)", |t| check_prefixed_ulid(t, "appr_")
 );
 text_id!(
     /// Id of a server: `srv_<ulid>`, new at every start.
-    ServerId, "server id (srv_<ulid>)", |t| check_prefixed_ulid(t, "srv_")
+    ServerId, "a server id (srv_<ulid>)", |t| check_prefixed_ulid(t, "srv_")
 );
 text_id!(
     /// Id of a workspace and name of its folder: a UUID.
-    WorkspaceId, "workspace id (a UUID)", check_uuid
+    WorkspaceId, "a workspace id (a UUID)", check_uuid
 );
 text_id!(
     /// Id of one call of a caller's tool: a UUID, v4 when generated.
-    RequestId, "request id (a UUID)", check_uuid
+    RequestId, "a request id (a UUID)", check_uuid
 );
 text_id!(
     /// Id of an agent: `[a-z0-9][a-z0-9-]{0,31}`, not one of [`RESERVED_NAMES`].
-    Slug, "slug ([a-z0-9][a-z0-9-]{0,31})", check_slug
+    Slug, "a slug ([a-z0-9][a-z0-9-]{0,31})", check_slug
 );
 text_id!(
     /// Id of a catalog entry, with the same form as a [`Slug`].
-    CatalogId, "catalog id ([a-z0-9][a-z0-9-]{0,31})", check_slug
+    CatalogId, "a catalog id ([a-z0-9][a-z0-9-]{0,31})", check_slug
 );
 text_id!(
     /// Name a caller lends its tools under: `[A-Za-z][A-Za-z0-9-]{0,31}`, not `oubliette`.
-    CallerId, "caller id ([A-Za-z][A-Za-z0-9-]{0,31})", check_caller_id
+    CallerId, "a caller id ([A-Za-z][A-Za-z0-9-]{0,31})", check_caller_id
 );
 
 impl SessionId {
@@ -281,6 +281,15 @@ mod tests {
         assert!("a".repeat(33).parse::<Slug>().is_err());
         assert!("a".repeat(32).parse::<Slug>().is_ok());
         assert!("gogol_../../etc/passwd0000000000".parse::<SessionId>().is_err());
+    }
+
+    #[test]
+    fn a_refusal_says_what_was_expected() {
+        let refused = |error: Error| error.message.split(':').next().unwrap_or_default().to_owned();
+        let approval = "x".parse::<ApprovalId>().unwrap_err();
+        assert_eq!(refused(approval), r#""x" is not an approval id (appr_<ulid>)"#);
+        let session = "x".parse::<SessionId>().unwrap_err();
+        assert_eq!(refused(session), r#""x" is not a session id (gogol_<ulid>)"#);
     }
 
     proptest! {
