@@ -199,6 +199,31 @@ async fn a_waiting_call_is_cancelled_with_its_plane_and_meets_rules_edited_meanw
 }
 
 #[tokio::test]
+async fn an_approval_of_one_tool_is_none_of_another_to_which_its_alias_was_moved_meanwhile() {
+    let tools = |target: &str| json!({"use":["files","notes"],"ask":["*fs_read"],"aliases":{"read":target}});
+    let servers = [reader("files"), reader("notes")];
+    let fixture = PlaneFixture::new();
+    fixture.file("f", "content");
+    fixture.meter.places.store(1, Ordering::Relaxed);
+    let context = fixture.install(tools("@files/fs_read"), &servers).await;
+    let waiting = fixture.call("read", json!({"path":"f"}));
+    let edit = async {
+        let edited = fixture.edit(&context, tools("@notes/fs_read"), &servers).await;
+        edited.unwrap();
+        fixture.approver.answers.send_replace(Some(Ok(())));
+    };
+    let (read, ()) = tokio::join!(waiting, edit);
+    assert_eq!(
+        read.unwrap().joined_text(),
+        "content",
+        "it has one place in the budget"
+    );
+    let asked = fixture.approver.asked.lock();
+    let asked: Vec<&str> = asked.iter().map(|call| call.canonical.as_str()).collect();
+    assert_eq!(asked, ["@files/fs_read", "@notes/fs_read"]);
+}
+
+#[tokio::test]
 async fn nobody_is_asked_about_a_call_that_the_budget_refuses_and_each_is_counted_once() {
     let fixture = fixture(json!({"use":["files"],"ask":["@files/*"],"denied":["notes_*"]})).await;
     let left = || fixture.meter.places.load(Ordering::Relaxed);

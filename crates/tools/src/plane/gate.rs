@@ -129,7 +129,9 @@ impl ToolPlane {
         mut found: FoundTool,
         call: (&InFlightCall<'_>, &CallContext),
     ) -> Result<(AdmittedCall, JsonObject), BlockedCall> {
-        let mut approved = false;
+        // The tool that a person has allowed to be called with these arguments.
+        let mut approved: Option<Arc<str>> = None;
+        let mut has_place = false;
         while let Some(rules) = found.by_arguments.clone() {
             let canonical = found.canonical.clone();
             let blocked = |error: Error| BlockedCall::new(error, Some(&canonical));
@@ -145,10 +147,12 @@ impl ToolPlane {
                 CallJudgement::Blocked(rule) => {
                     return Err(blocked(not_allowed(context, called, &rule.to_string())));
                 }
-                CallJudgement::Ask(_) if approved => break,
+                CallJudgement::Ask(_) if approved.as_ref() == Some(&canonical) => break,
                 CallJudgement::Ask(rules) => {
                     // First, so that nobody is asked about a call that is then refused all the same.
-                    self.reserve(&found, origin)?;
+                    if !std::mem::replace(&mut has_place, true) {
+                        self.reserve(&found, origin)?;
+                    }
                     let question = CallToApprove {
                         agent: context.agent().clone(),
                         tool: truncate_name(called),
@@ -160,13 +164,13 @@ impl ToolPlane {
                     let (in_flight_call, ctx) = call;
                     let waiting = std::pin::pin!(self.parts.approver.approve(question, ctx));
                     in_flight_call.run(waiting).await.map_err(blocked)?;
-                    // Found and judged again: the rules may have been edited while the call waited.
-                    approved = true;
+                    // Found and judged again: rules and aliases may have been edited while the call waited.
+                    approved = Some(canonical.clone());
                     found = self.find(context, requested, origin)?;
                 }
             }
         }
-        if !approved {
+        if !has_place {
             self.reserve(&found, origin)?;
         }
         Ok((found.permit(), arguments))
