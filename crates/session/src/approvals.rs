@@ -50,6 +50,8 @@ pub(crate) struct SessionApprovals {
 #[derive(Default)]
 struct ApprovalState {
     waiting: HashMap<ApprovalId, WaitingCall>,
+    /// Whether the server stops: nobody is asked any more.
+    closed: bool,
     /// Rules that were allowed for all of the session; `None` until they are read from the database.
     remembered: Option<HashSet<(Slug, String)>>,
 }
@@ -77,6 +79,13 @@ impl SessionApprovals {
             timeout,
             state: Mutex::default(),
         })
+    }
+
+    /// Cancels every approval that waits, for this reason, and refuses further ones: an agent that is told that its call was
+    /// cancelled may make the next one.
+    pub(crate) async fn close(&self, reason: &str) {
+        self.state.lock().closed = true;
+        self.cancel_all(reason).await;
     }
 
     /// Cancels every approval that waits, for this reason.
@@ -125,6 +134,11 @@ impl SessionApprovals {
     ) -> Result<(WaitingApproval, oneshot::Receiver<ApprovalDecision>)> {
         let (sender, decided) = oneshot::channel();
         let mut state = self.state.lock();
+        if state.closed {
+            return Err(Error::unavailable(
+                "the server is stopping: nobody is asked for approval",
+            ));
+        }
         if state.waiting.len() >= MAX_PENDING {
             return Err(Error::limit_exceeded(format!(
                 "{MAX_PENDING} calls of this session wait for approval already; decide some of them"

@@ -250,9 +250,7 @@ impl SessionTask {
             }
             TaskCommand::Stop(reply) => {
                 let approvals = &self.live.approvals;
-                approvals
-                    .cancel_all("the server stopped while it was pending")
-                    .await;
+                approvals.close("the server stopped while it was pending").await;
                 self.pending.stop.push(reply);
                 self.pending.stop_at = Some(Instant::now() + finish::STOP_TURN_WAIT);
             }
