@@ -203,3 +203,16 @@ def test_run_exits_non_zero_and_says_why_when_the_turn_failed(server, admin, pro
     assert done.returncode == 1 and done.stderr.startswith("error:"), done
     said = json.loads(server.cli("run", "--project", project, "--agent", "torn", "hi", "--json", check=False).stdout)
     assert said["error"]["code"] and said["error"]["message"]
+
+
+def test_run_says_what_a_budget_refused_and_exits_zero_when_the_turn_was_finished(server, admin):
+    made = server.api("project_create", admin, name="few calls", limits={"tool_calls_per_turn": 1})["project_id"]
+    calls = [{"call": {"tool": "project_list", "arguments": {}}} for _ in range(2)]
+    server.put_agent("busy", admin, [[*calls, {"say": "did what I could"}]])
+    command = ("run", "--project", made, "--agent", "busy", "hi")
+    for more in ((), ("--quiet",), ("--json",)):
+        done = server.cli(*command, *more, check=False)
+        assert done.returncode == 0 and "did what I could" in done.stdout, done
+        assert "warning: the budget tool_calls_per_turn is used up: 1 call in" in done.stderr, done
+    chat = server.cli("chat", "--project", made, "--agent", "busy", input="hi\n", check=False)
+    assert chat.returncode == 0 and "warning: the budget tool_calls_per_turn" in chat.stderr, chat

@@ -5,6 +5,9 @@ use std::ops::AddAssign;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+/// How the error begins that says that a turn's tool calls are used up.
+pub const TURN_CALLS_USED_UP: &str = "the budget tool_calls_per_turn is used up";
+
 /// An amount of money in billionths of a US dollar; on the wire a number of dollars. Whole numbers, so that sums are
 /// exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use oubliette_protocol::{Error, ErrorCode, Result};
+use oubliette_protocol::{Error, ErrorCode, Result, usage::TURN_CALLS_USED_UP};
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -123,6 +123,7 @@ impl SentMessage {
             sent: self,
             begun: false,
             error: None,
+            refused: Vec::new(),
         };
         let mut interrupt_count = 0;
         let (mut prompt, mut input_ended) = (ApprovalPrompt::default(), false);
@@ -145,6 +146,9 @@ impl SentMessage {
                         prompt.point_elsewhere(display);
                     }
                     if let Some(ended) = progress.observe(&event) {
+                        if let TurnEnd::Completed { refused, .. } = &ended {
+                            refused.iter().for_each(|error| display.print_warning(&error.message));
+                        }
                         return ended.into_outcome(client, interrupt_count > 0).await;
                     }
                     false
@@ -312,11 +316,18 @@ struct TurnProgress<'a> {
     /// Whether the message's own turn has begun; turns of messages queued earlier come first.
     begun: bool,
     error: Option<Error>,
+    /// Tool calls that `tool_calls_per_turn` refused. Unlike past other budgets, the agent goes on without them.
+    refused: Vec<Error>,
 }
 
 /// How the turn ended, according to its events; [`TurnOutcome`] also has the session's status.
 enum TurnEnd {
-    Completed { reply: Value, cancelled: bool },
+    Completed {
+        reply: Value,
+        cancelled: bool,
+        /// That tool calls were refused during the turn.
+        refused: Vec<Error>,
+    },
     Failed(Error),
 }
 
@@ -331,7 +342,11 @@ impl TurnProgress<'_> {
             }
             "error" if self.begun => {
                 let code = serde_json::from_value(event["code"].clone()).unwrap_or(ErrorCode::Internal);
-                self.error = Some(Error::new(code, field_text(event, "message")));
+                let error = Error::new(code, field_text(event, "message"));
+                match error.message.starts_with(TURN_CALLS_USED_UP) {
+                    true => self.refused.push(error),
+                    false => self.error = Some(error),
+                }
                 None
             }
             "turn_completed" if self.begun && event["turn"] == self.sent.turn => match self.error.take() {
@@ -341,6 +356,7 @@ impl TurnProgress<'_> {
                     Some(TurnEnd::Completed {
                         reply,
                         cancelled: event["stop_reason"] == "cancelled",
+                        refused: std::mem::take(&mut self.refused),
                     })
                 }
             },
@@ -357,7 +373,9 @@ impl TurnEnd {
     async fn into_outcome(self, client: &ActionClient, by_interrupt: bool) -> Result<TurnOutcome> {
         match self {
             TurnEnd::Failed(error) => Ok(TurnOutcome::Failed(error)),
-            TurnEnd::Completed { mut reply, cancelled } => {
+            TurnEnd::Completed {
+                mut reply, cancelled, ..
+            } => {
                 let session = client
                     .call("session_get", json!({ "session_id": reply["session_id"] }))
                     .await?;
@@ -392,6 +410,7 @@ mod tests {
             sent: &sent,
             begun: false,
             error: None,
+            refused: Vec::new(),
         };
         events
             .iter()
@@ -424,6 +443,33 @@ mod tests {
             json!({"type": "message", "role": "user", "text": "go"}),
             json!({"type": "error", "code": "timeout", "message": "too slow"}),
             json!({"type": "status", "status": "failed", "reason": "too slow"}),
+        ];
+        assert_eq!(outcome(&failed), Some(Err(Error::timeout("too slow"))));
+    }
+
+    #[test]
+    fn a_turn_that_the_agent_finished_without_refused_calls_did_not_fail() {
+        let mine = json!({"type": "message", "role": "user", "text": "go"});
+        let error = |code: &str, message: &str| json!({"type": "error", "code": code, "message": message});
+        let refused = error(
+            "limit_exceeded",
+            &format!("{TURN_CALLS_USED_UP}: 2 calls in this turn"),
+        );
+        let no_model = error(
+            "limit_exceeded",
+            "the budget tokens_per_day of project p is used up",
+        );
+        let end = json!({"type": "turn_completed", "turn": 2, "stop_reason": "end_turn", "text": ""});
+        let finished = outcome(&[mine.clone(), refused.clone(), end.clone()]);
+        assert_eq!(finished, Some(Ok(false)));
+        // Past a day's budget the agent is answered nothing more: it did not do what it was told.
+        let unanswered = outcome(&[mine.clone(), no_model, end]);
+        assert_eq!(unanswered.unwrap().unwrap_err().code, ErrorCode::LimitExceeded);
+        let failed = [
+            mine,
+            refused,
+            error("timeout", "too slow"),
+            json!({"type": "status", "status": "failed"}),
         ];
         assert_eq!(outcome(&failed), Some(Err(Error::timeout("too slow"))));
     }

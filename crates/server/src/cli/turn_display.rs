@@ -365,14 +365,22 @@ impl TurnDisplay {
 
     /// Prints a note on stderr; nothing when the output is JSON.
     pub(crate) fn print_note(&mut self, line: &str) {
+        if self.live.is_some() || matches!(self.verbosity, TurnVerbosity::All | TurnVerbosity::AgentText) {
+            self.print_on_stderr(&AnsiStyle::stderr().dim(&strip_control_chars(line)));
+        }
+    }
+
+    /// Prints a warning on stderr, whatever else is shown.
+    pub(crate) fn print_warning(&mut self, line: &str) {
+        let label = AnsiStyle::stderr().yellow("warning:");
+        self.print_on_stderr(&format!("{label} {}", strip_control_chars(line)));
+    }
+
+    fn print_on_stderr(&mut self, said: &str) {
         self.end_line();
-        let said = AnsiStyle::stderr().dim(&strip_control_chars(line));
         match &mut self.live {
-            Some(live) => live.print_line(&said),
-            None if matches!(self.verbosity, TurnVerbosity::All | TurnVerbosity::AgentText) => {
-                eprintln!("{said}");
-            }
-            None => {}
+            Some(live) => live.print_line(said),
+            None => eprintln!("{said}"),
         }
     }
 
@@ -404,19 +412,15 @@ fn event_time(event: &Value) -> Option<jiff::Timestamp> {
 
 fn write_stdout(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// A tool call's arguments on one line, such as `path="a.txt" limit=3`. A command and nothing else is shown as it would be
 /// typed; beside other fields it keeps its name, because a word of it could look like one of them.
 pub(crate) fn format_arguments(value: &Value) -> String {
     if let Some(words) = sole_command(value) {
-        return words
-            .iter()
-            .map(|word| quote_word(word))
-            .collect::<Vec<_>>()
-            .join(" ");
+        let words: Vec<_> = words.into_iter().map(quote_word).collect();
+        return words.join(" ");
     }
     match value {
         Value::Object(object) => {

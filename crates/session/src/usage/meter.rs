@@ -13,8 +13,10 @@ use std::{
 use async_trait::async_trait;
 use oubliette_egress::{ModelRequest, ModelSink};
 use oubliette_protocol::{
-    Error, ErrorCode, ProjectId, Result, SessionId, Slug, TokenId, debug::DebugBody, event::EventBody,
-    usage::UsageTotals,
+    Error, ErrorCode, ProjectId, Result, SessionId, Slug, TokenId,
+    debug::DebugBody,
+    event::EventBody,
+    usage::{TURN_CALLS_USED_UP, UsageTotals},
 };
 use oubliette_store::{SessionRow, Store, UsageRecord};
 use oubliette_tools::{CallMeter, CallOrigin, DebugSink};
@@ -23,8 +25,8 @@ use tokio::sync::{OnceCell, watch};
 
 use super::{DayBudget, UsageLedger};
 
-/// How long the end of a turn waits for model requests that are under way, so that they are in its sum.
-const OPEN_REQUESTS_WAIT: Duration = Duration::from_secs(1);
+/// How long the end of a turn waits for what is [unfinished](SessionMeter::unfinished).
+const UNFINISHED_WAIT: Duration = Duration::from_secs(1);
 /// How many requests of a turn are refused before the turn is cancelled: some agents ask again for ever.
 const MAX_REFUSED: u32 = 5;
 
@@ -40,8 +42,9 @@ pub(crate) struct SessionMeter {
     /// The agent that runs.
     agent: Mutex<Slug>,
     account: OnceCell<SessionAccount>,
-    /// Model requests under way.
-    open_requests: watch::Sender<usize>,
+    /// Model requests under way, which belong in the turn's sum, and refusals of tool calls that are being logged, which come
+    /// before the turn's end.
+    unfinished: watch::Sender<usize>,
     turn: Mutex<TurnUsage>,
     /// The error for which the turn is to be cancelled.
     exhausted: watch::Sender<Option<Error>>,
@@ -88,7 +91,7 @@ impl SessionMeter {
             runtime: tokio::runtime::Handle::current(),
             agent: Mutex::new(row.agent.clone()),
             account: OnceCell::new(),
-            open_requests: watch::Sender::new(0),
+            unfinished: watch::Sender::new(0),
             turn: Mutex::default(),
             exhausted: watch::Sender::new(None),
             agent_calls: AtomicU64::new(0),
@@ -165,8 +168,8 @@ impl SessionMeter {
     /// Ends a turn: waits a moment for its last model requests, charges its calls, and returns what was used since the last
     /// turn ended. [`flush`](Self::flush) makes it durable.
     pub(crate) async fn end_turn(&self) -> Result<UsageTotals> {
-        let mut open = self.open_requests.subscribe();
-        let _ = tokio::time::timeout(OPEN_REQUESTS_WAIT, open.wait_for(|open| *open == 0)).await;
+        let mut unfinished = self.unfinished.subscribe();
+        let _ = tokio::time::timeout(UNFINISHED_WAIT, unfinished.wait_for(|count| *count == 0)).await;
         let account = self.account().await?;
         let mut turn = self.turn.lock();
         let used = std::mem::take(&mut turn.totals);
@@ -312,6 +315,15 @@ impl SessionMeter {
         }
     }
 
+    fn begin_unfinished(&self) {
+        self.unfinished.send_modify(|count| *count += 1);
+    }
+
+    fn end_unfinished(&self) {
+        self.unfinished
+            .send_modify(|count| *count = count.saturating_sub(1));
+    }
+
     async fn log_error(&self, error: &Error) {
         let event = EventBody::Error {
             code: error.code,
@@ -328,12 +340,17 @@ impl CallMeter for SessionMeter {
         if matches!(origin, CallOrigin::Inside { .. }) {
             let most = self.max_turn_calls.load(Ordering::Relaxed);
             if self.turn_calls.fetch_add(1, Ordering::Relaxed) >= most {
+                let calls = if most == 1 { "call" } else { "calls" };
                 let error = Error::limit_exceeded(format!(
-                    "the budget tool_calls_per_turn is used up: {most} calls in this turn; it opens again with the next turn"
+                    "{TURN_CALLS_USED_UP}: {most} {calls} in this turn; it opens again with the next turn"
                 ));
                 if self.turn.lock().reported.insert("tool_calls_per_turn".to_owned()) {
                     let (meter, error) = (self.clone(), error.clone());
-                    self.runtime.spawn(async move { meter.log_error(&error).await });
+                    self.begin_unfinished();
+                    self.runtime.spawn(async move {
+                        meter.log_error(&error).await;
+                        meter.end_unfinished();
+                    });
                 }
                 return Err(error);
             }
@@ -374,7 +391,7 @@ impl ModelSink for SessionModelSink {
             }
             return Err(error);
         }
-        meter.open_requests.send_modify(|open| *open += 1);
+        meter.begin_unfinished();
         Ok(())
     }
 
@@ -411,9 +428,7 @@ impl ModelSink for SessionModelSink {
         );
         // Last: whoever waits for it reads what was charged.
         if request.admitted {
-            meter
-                .open_requests
-                .send_modify(|open| *open = open.saturating_sub(1));
+            meter.end_unfinished();
         }
     }
 }
