@@ -1,12 +1,13 @@
 //! `oubliette approvals`, `approve` and `deny`: calls that wait for a person to allow them.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use oubliette_protocol::{ErrorCode, Result};
 use serde_json::{Value, json};
 
 use super::{
     CommandContext,
+    approval_watch::ApprovalWatch,
     client::ActionClient,
     output::{OutputFormat, field_text, format_listing, print_line},
     resolve::{self, set_if_some},
@@ -18,8 +19,6 @@ use super::{
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a server that is away is asked again.
 const AWAY_INTERVAL: Duration = Duration::from_secs(1);
-/// How many approvals `--watch` looks at.
-const WATCHED: u32 = 1_000;
 
 /// Arguments of `oubliette approvals`.
 #[derive(Debug, clap::Args)]
@@ -113,14 +112,13 @@ pub(crate) fn format_approvals(page: &Value) -> String {
 }
 
 /// Prints each approval when it is seen first and when its status changes.
-async fn watch(mut arguments: Value, output: OutputFormat, client: &ActionClient) -> Result<()> {
-    arguments["limit"] = json!(WATCHED);
-    let mut seen: HashMap<String, String> = HashMap::new();
-    let mut first = true;
+async fn watch(arguments: Value, output: OutputFormat, client: &ActionClient) -> Result<()> {
+    let list = async |asked: Value| client.call("approval_list", asked).await;
+    let (mut watched, mut first) = (ApprovalWatch::new(arguments), true);
     let mut is_away = false;
     loop {
-        let page = match client.call("approval_list", arguments.clone()).await {
-            Ok(page) => page,
+        let changed = match watched.poll(list).await {
+            Ok(changed) => changed,
             // A server that restarts comes back.
             Err(error) if !first && error.code == ErrorCode::Unavailable => {
                 if !is_away {
@@ -135,21 +133,13 @@ async fn watch(mut arguments: Value, output: OutputFormat, client: &ActionClient
         if std::mem::take(&mut is_away) {
             eprintln!("the server is back");
         }
-        let rows = page["approvals"].as_array().cloned().unwrap_or_default();
-        let mut now = HashMap::with_capacity(rows.len());
-        // Oldest first, as they happened.
-        for row in rows.iter().rev() {
-            let (id, status) = (field_text(row, "approval_id"), field_text(row, "status"));
-            let shown = seen.get(&id) != Some(&status) && (!first || status == "pending");
-            if shown {
-                match output {
-                    OutputFormat::Json => print_line(&row.to_string()),
-                    OutputFormat::Text => print_line(&format_change(row)),
-                }
+        for row in &changed {
+            match output {
+                OutputFormat::Json => print_line(&row.to_string()),
+                OutputFormat::Text => print_line(&format_change(row)),
             }
-            now.insert(id, status);
         }
-        (seen, first) = (now, false);
+        first = false;
         tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }

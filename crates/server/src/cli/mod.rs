@@ -11,6 +11,7 @@
 //! - [`client`]: performs actions through a server or on the home. [`server_url`]: the running server's URL.
 //! - [`line_editor`], [`chat_history`], [`chat_completion`], [`chat_commands`]: the prompt of a chat.
 //! - [`turn`], [`turn_keys`], [`approval_prompt`], [`approval_layout`], [`debug`]: follow a session in the terminal.
+//! - [`approval_watch`]: which approvals are new or were decided since the last look.
 //! - [`turn_display`], [`live_view`], [`status_line`], [`markdown`], [`markdown_inline`], [`markdown_table`], [`screen`]: how a turn looks there.
 //! - [`explain`]: starts tools without a session. [`workspace_files`]: lists a workspace's folders. [`log_lines`]: lines of the
 //!   server's log.
@@ -29,6 +30,7 @@ pub(crate) mod agent_test;
 pub(crate) mod approval;
 pub(crate) mod approval_layout;
 pub(crate) mod approval_prompt;
+pub(crate) mod approval_watch;
 pub(crate) mod audit;
 pub(crate) mod backup;
 pub(crate) mod chat;
