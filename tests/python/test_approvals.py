@@ -438,6 +438,8 @@ def test_the_command_line_lists_and_decides(server, admin, project):
         again = server.cli("deny", id, check=False)
         assert again.returncode == 1 and "decided already" in again.stderr
     assert "No call waits" in server.cli("approvals", "--session", session).stdout
+    line = next(line for line in server.cli("audit", "--action", "approval_decide").stdout.splitlines() if id in line and " ok " in line)
+    assert "the owner" in line and 'decision="deny" reason="no"' in line, line
 
 
 async def test_a_client_with_elicitation_is_asked_in_its_own_form(server, admin, project, mode):

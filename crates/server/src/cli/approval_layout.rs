@@ -9,12 +9,16 @@ use serde_json::Value;
 use super::style::is_hidden_char;
 
 /// The most lines that are shown.
-const MAX_LINES: usize = 40;
+const MAX_LINES: usize = 200;
+/// The most lines of one text that are shown, so that the fields after it are seen.
+const MAX_TEXT_LINES: usize = 40;
+/// The longest JSON of a list or an object that is shown on one line, in bytes; of a longer one each part has its own.
+const MAX_JSON_BYTES: usize = 80;
 /// The most characters of a line that are shown.
 const MAX_LINE_CHARS: usize = 400;
 
-/// The arguments as lines: texts as they are, commands as a shell would take them, anything else as JSON. The last line says
-/// so if something was left out.
+/// The arguments as lines: texts as they are, commands as a shell would take them, parts of what is nested under names such as
+/// `toolCall.rawInput.command`, anything else as JSON. The last line says so if something was left out.
 pub(crate) fn layout_arguments(arguments: &Value) -> Vec<String> {
     let mut layout = ArgumentLayout::default();
     match arguments {
@@ -29,7 +33,7 @@ pub(crate) fn layout_arguments(arguments: &Value) -> Vec<String> {
         }
         Value::Object(fields) => fields
             .iter()
-            .for_each(|(name, value)| layout.add_field(name, value)),
+            .for_each(|(name, value)| layout.add_field(&quote_name(name), value)),
         Value::Null => {}
         other => layout.add_line("", &other.to_string()),
     }
@@ -48,7 +52,14 @@ impl ArgumentLayout {
         match value {
             Value::String(text) if text.contains('\n') => {
                 self.add_line("", &format!("{name}:"));
-                text.lines().for_each(|line| self.add_line("  | ", line));
+                let mut lines = text.lines();
+                let shown = lines.by_ref().take(MAX_TEXT_LINES);
+                shown.for_each(|line| self.add_line("  | ", line));
+                let left_out = lines.count();
+                if left_out > 0 {
+                    self.add_line("", &format!("… and {left_out} more lines"));
+                    self.cut = true;
+                }
             }
             Value::String(text) => self.add_line("", &format!("{name}: {text}")),
             Value::Array(words) if !words.is_empty() && words.iter().all(Value::is_string) => {
@@ -56,6 +67,12 @@ impl ArgumentLayout {
                 let command = words.collect::<Vec<_>>().join(" ");
                 self.add_line("", &format!("{name}: {command}"));
             }
+            Value::Object(fields) if is_long(value) => fields
+                .iter()
+                .for_each(|(part, value)| self.add_field(&format!("{name}.{}", quote_name(part)), value)),
+            Value::Array(items) if is_long(value) => (0..)
+                .zip(items)
+                .for_each(|(at, value)| self.add_field(&format!("{name}[{at}]"), value)),
             other => self.add_line("", &format!("{name}: {other}")),
         }
     }
@@ -89,6 +106,19 @@ impl ArgumentLayout {
             self.lines.push(all.to_owned());
         }
         self.lines
+    }
+}
+
+/// Whether the parts of a list or an object are shown on lines of their own.
+fn is_long(value: &Value) -> bool {
+    value.to_string().len() > MAX_JSON_BYTES
+}
+
+/// The name of a field, in quotes if it could be read as that of a part of another.
+fn quote_name(name: &str) -> String {
+    match name.is_empty() || name.contains(['.', '[', ':', '"', '\n']) {
+        true => Value::from(name).to_string(),
+        false => name.to_owned(),
     }
 }
 
@@ -147,7 +177,42 @@ mod tests {
         let forged = layout_arguments(&json!({"truncated": true, "bytes": 1, "start": "", "path": "/x"}));
         assert!(forged.iter().any(|line| line == "path: /x"), "{forged:?}");
         let tall = layout_arguments(&json!({"content": "a\n".repeat(100)}));
-        assert_eq!(tall.len(), MAX_LINES + 2);
-        assert_eq!(tall[MAX_LINES], "… and 61 more lines");
+        assert_eq!(tall.len(), 1 + MAX_TEXT_LINES + 2);
+        assert_eq!(tall[1 + MAX_TEXT_LINES], "… and 60 more lines");
+        let behind = layout_arguments(&json!({"content": "a\n".repeat(100), "path": "/etc/passwd"}));
+        assert!(
+            behind.iter().any(|line| line == "path: /etc/passwd"),
+            "{behind:?}"
+        );
+        assert!(
+            behind.last().is_some_and(|line| line.contains("not all of it")),
+            "{behind:?}"
+        );
+        let endless = layout_arguments(&json!({"items": vec![json!({"a": 1}); 10_000]}));
+        assert_eq!(endless.len(), MAX_LINES + 2);
+    }
+
+    #[test]
+    fn what_is_nested_is_laid_out_by_its_parts() {
+        let command = format!("cd build\nmake {}", "x".repeat(100));
+        let asked = json!({
+            "toolCall": {"kind": "execute", "rawInput": {"command": command, "cwd": "/workspace"},
+                         "content": [{"type": "diff", "path": "a", "newText": "x".repeat(70)}], "locations": []},
+            "options": [{"optionId": "y", "name": "Yes, once", "kind": "allow_once"}, {"optionId": "n", "kind": "reject_once"}],
+            "toolCall.kind": "read",
+        });
+        let lines = layout_arguments(&asked);
+        assert_eq!(lines[0], "toolCall.kind: execute");
+        assert_eq!(lines[1..3], ["toolCall.rawInput.command:", "  | cd build"]);
+        assert_eq!(lines[4], "toolCall.rawInput.cwd: /workspace");
+        assert_eq!(lines[5], "toolCall.content[0].type: diff");
+        assert_eq!(
+            lines[7],
+            format!("toolCall.content[0].newText: {}", "x".repeat(70))
+        );
+        assert_eq!(lines[8], "toolCall.locations: []");
+        let yes = r#"options[0]: {"optionId":"y","name":"Yes, once","kind":"allow_once"}"#;
+        assert_eq!(lines[9], yes);
+        assert_eq!(lines[11], r#""toolCall.kind": read"#);
     }
 }

@@ -1,14 +1,19 @@
 //! `oubliette audit`: lists the audit log.
 
 use oubliette_protocol::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     CommandContext,
     client::ActionClient,
     output::format_listing,
     resolve::{self, set_if_some},
+    style::fold_to_line,
+    turn_display::format_arguments,
 };
+
+/// How much of an entry's detail a line shows, in columns; `--json` has all of it.
+const MAX_DETAIL: usize = 100;
 
 /// Arguments of `oubliette audit`, which lists with or without the word `list`.
 #[derive(Debug, clap::Args)]
@@ -89,12 +94,17 @@ async fn print_entries(
             ("OUTCOME", "outcome"),
             ("BY", "principal"),
             ("TARGET", "target"),
+            ("DETAIL", "detail"),
         ];
         let mut entries = page["entries"].as_array().cloned().unwrap_or_default();
         for entry in &mut entries {
             if entry["principal"] == "owner" {
                 entry["principal"] = json!("the owner");
             }
+            if let Value::Object(detail) = &mut entry["detail"] {
+                detail.retain(|_, value| !value.is_null());
+            }
+            entry["detail"] = json!(fold_to_line(&format_arguments(&entry["detail"]), MAX_DETAIL));
         }
         format_listing(&entries, &columns, "Nothing was changed yet.")
     });
