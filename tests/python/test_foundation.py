@@ -316,6 +316,31 @@ def test_environment_values_are_masked(server, admin):
     assert "hunter2" not in server.log()
 
 
+def test_a_mask_that_keeps_nothing_is_refused_with_file_and_field(server, admin, tmp_path):
+    """What `get` shows is put under another name: its secrets are not stored there, and `***` must not become their value."""
+    rule = {"tool": "@shell/*", "when": {"properties": {"env": {"required": ["TOKEN"]}, "headers": {"minProperties": 1}}}}
+    definition = {"name": "a", "prompt": "p", "env": {"KEY": "sesame"}, "tools": {"ask": [rule]}}
+    server.api("agent_put", admin, slug="first", definition=definition)
+    shown = server.cli_json("agent", "get", "first")["definition"]
+    assert shown["env"] == {"KEY": "***"} and shown["tools"]["ask"] == [rule], "a condition is no secret"
+    file = tmp_path / "agent.json"
+    file.write_text(json.dumps(shown))
+    said = server.cli("agent", "put", str(file), "--slug", "second", check=False)
+    assert said.returncode == 1 and "agents/second/agent.json: env.KEY: ***" in said.stderr, said
+    assert "second" not in {agent["slug"] for agent in server.api("agent_list", admin)["agents"]}
+    server.cli("agent", "put", str(file), "--slug", "first")
+    server.cli("library", "pull", str(tmp_path / "pulled"))
+    assert json.loads((tmp_path / "pulled/agents/first/agent.json").read_text())["env"] == {"KEY": "sesame"}
+    web = {"kind": "mcp", "transport": "http", "endpoint": "http://127.0.0.1:9/", "headers": {"X": "***"}}
+    for tool, field, arguments in (
+        ("catalog_put", "tools/web/tool.json: headers.X: ***", {"id": "web", "definition": web}),
+        ("project_create", "env.KEY: ***", {"name": "p", "env": {"KEY": "***"}}),
+    ):
+        with pytest.raises(ToolFailed) as failed:
+            server.api(tool, admin, **arguments)
+        assert failed.value.code == "invalid_argument" and field in failed.value.message, failed.value
+
+
 def test_code_gets_in_and_out(server, admin, project):
     workspaces = server.api("workspace_list", admin, project_id=project)["workspaces"]
     id = workspaces[0]["workspace_id"]

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
-use oubliette_protocol::{Error, Result, Scope, Slug, agent::AgentDefinition};
+use oubliette_protocol::{Error, Result, Scope, Slug, agent::AgentDefinition, library::DefinitionKey};
 use oubliette_store::{PageRequest, ProjectFilter, SessionFilter};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,8 @@ pub(crate) struct AgentPut {
     /// Slug of the agent to create or replace: 1 to 32 of a-z, 0-9 and -, not starting with -.
     pub slug: Slug,
     /// The whole agent.json, at most 1 MiB. Required: name, prompt. Optional: description, model, runtime,
-    /// permissions, children, env, sandbox, tools. The value `***` in an env keeps the stored value.
+    /// permissions, children, env, sandbox, tools. The value `***` in an env keeps the stored value, and is
+    /// refused where none is stored.
     #[schemars(with = "serde_json::Map<String, Value>")]
     pub definition: Value,
     /// Files to write beside agent.json, such as the script of a `script:` model: file name to text. At most 64, each
@@ -128,7 +129,8 @@ impl ActionHandler for AgentPut {
     async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let agents = &call.app.library;
         let mut definition = self.definition;
-        library::restore_masked(&mut definition, agents.agent(&self.slug));
+        let key = DefinitionKey::agent(&self.slug);
+        library::restore_masked(&key, &mut definition, agents.agent(&self.slug))?;
         let files = self.files.unwrap_or_default();
         call.app.definitions.agent_put(self.slug, definition, files).await?.view()
     }

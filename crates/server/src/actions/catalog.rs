@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use oubliette_protocol::{CatalogId, Error, Result, Scope};
+use oubliette_protocol::{CatalogId, Error, Result, Scope, library::DefinitionKey};
 use oubliette_session::RunningToolServer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,8 @@ pub(crate) struct CatalogPut {
     /// Id of the entry to create or replace: 1 to 32 of a-z, 0-9 and -, not starting with -.
     pub id: CatalogId,
     /// The whole tool.json, at most 1 MiB; its `id` may be left out. Required: kind ("mcp" with transport, or
-    /// "builtin" with builtinPolicy). The value `***` in env or headers keeps the stored value.
+    /// "builtin" with builtinPolicy). The value `***` in env or headers keeps the stored value,
+    /// and is refused where none is stored.
     #[schemars(with = "serde_json::Map<String, Value>")]
     pub definition: Value,
 }
@@ -148,7 +149,8 @@ impl ActionHandler for CatalogPut {
         if let Value::Object(object) = &mut definition {
             object.entry("id").or_insert_with(|| json!(self.id));
         }
-        library::restore_masked(&mut definition, catalog.tool(&self.id));
+        let key = DefinitionKey::tool(&self.id)?;
+        library::restore_masked(&key, &mut definition, catalog.tool(&self.id))?;
         call.app.definitions.tool_put(self.id, definition).await?.view()
     }
 }

@@ -22,6 +22,9 @@ pub(crate) const MAX_ENV_VARS: usize = 256;
 pub(crate) const MAX_ENV_VALUE_BYTES: usize = 64 * 1024;
 /// Text that answers show instead of a secret value.
 pub(crate) const MASK: &str = "***";
+/// What is wrong with a given value of [`MASK`] where there is no value to keep.
+pub(crate) const NOTHING_MASKED: &str =
+    "*** keeps a stored value, and none is stored under this name here; give the value itself";
 
 /// Deserializes a field for which null means "remove": absent is `None`, null is `Some(None)`.
 pub(crate) fn nullable<'de, T, D>(field: D) -> std::result::Result<Option<Option<T>>, D::Error>
@@ -89,7 +92,7 @@ pub(crate) fn check_description(text: &str) -> Result<String> {
     }
 }
 
-/// Checks an environment. A value of [`MASK`] is replaced by the one `before` has under that name.
+/// Checks an environment. A value of [`MASK`] is replaced by the one `before` has under that name, and refused if it has none.
 pub(crate) fn check_env(
     given: IndexMap<String, String>,
     before: &IndexMap<String, String>,
@@ -104,8 +107,9 @@ pub(crate) fn check_env(
         check_env_name(&name).map_err(|why| Error::invalid(format!("env: {}: {why}", quoted(&name))))?;
         check_env_value(&value, MAX_ENV_VALUE_BYTES)
             .map_err(|why| Error::invalid(format!("env.{name} {why}")))?;
-        let value = match before.get(&name) {
-            Some(old) if value == MASK => old.clone(),
+        let value = match (value.as_str(), before.get(&name)) {
+            (MASK, Some(old)) => old.clone(),
+            (MASK, None) => return Err(Error::invalid(format!("env.{name}: {NOTHING_MASKED}"))),
             _ => value,
         };
         env.insert(name, value);
@@ -140,6 +144,8 @@ mod tests {
         let now = check_env(given, &before).unwrap();
         assert_eq!((now["A"].as_str(), now["B"].as_str()), ("secret", "b"));
         assert!(check_env(IndexMap::from([("A=B".to_owned(), String::new())]), &before).is_err());
+        let refused = check_env(IndexMap::from([("B".to_owned(), MASK.to_owned())]), &before).unwrap_err();
+        assert!(refused.message.starts_with("env.B: ***"), "{}", refused.message);
     }
 
     #[test]

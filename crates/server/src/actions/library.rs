@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use oubliette_home::{AgentEntry, ToolEntry};
-use oubliette_protocol::{Result, agent::AgentDefinition, catalog::ToolDefinition};
+use oubliette_protocol::{Result, agent::AgentDefinition, catalog::ToolDefinition, library::DefinitionKey};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -172,9 +172,14 @@ pub(super) fn list_entries<Id: AsRef<str> + Ord, E: LibraryEntry>(
     Ok((views?, next))
 }
 
-/// Puts the stored values back where a new definition has the mask; `before` is the entry it replaces, if any.
-pub(super) fn restore_masked<E: LibraryEntry>(definition: &mut Value, before: Result<Arc<E>>) {
-    if let Ok(before) = before.and_then(|entry| entry.definition()) {
-        output::restore_masked(definition, &before);
-    }
+/// Puts the stored values back where a new definition has the mask; `before` is the entry it replaces, if any. A mask that
+/// nothing is stored for is refused with file and field.
+pub(super) fn restore_masked<E: LibraryEntry>(
+    key: &DefinitionKey,
+    definition: &mut Value,
+    before: Result<Arc<E>>,
+) -> Result<()> {
+    let before = before.and_then(|entry| entry.definition()).ok();
+    let file = format!("{key}/{}", key.kind.main_file());
+    output::restore_masked(definition, before.as_ref()).map_err(|refusal| refusal.in_file(&file))
 }
