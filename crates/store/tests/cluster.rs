@@ -261,7 +261,7 @@ async fn a_server_whose_writer_notices_the_lost_lease_first_is_fenced_not_supers
     let one = join(&schema).await;
     let id = new_session(&one).await.session_id;
     let mut db = postgres::connect(&schema).await;
-    postgres::run(&mut db, "DELETE FROM server_leases".into()).await;
+    postgres::run(&mut db, "DELETE FROM server_leases").await;
     // The writer says that it is superseded after it has answered, and before it takes the second.
     for _ in 0..2 {
         let error = one.events().append(&id, vec![delta("late")]).await.unwrap_err();
