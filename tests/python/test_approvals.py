@@ -14,7 +14,7 @@ import pytest
 from mcp import types
 
 from caller import call
-from harness import DEADLINE, LEGACY, ToolFailed, processes_with, running
+from harness import DEADLINE, LEGACY, ToolFailed, processes_with, running, wait_until
 from terminal import Terminal
 from wire import Relay
 
@@ -487,22 +487,29 @@ async def test_an_elicitation_that_is_decided_elsewhere_is_withdrawn(server, adm
 
 
 async def test_a_cancelled_elicitation_leaves_the_approval_pending(server, admin, project, mode):
-    put_writer(server, admin, "undecided", [[call(TOOL, path="a", content="x"), {"say": "done"}]])
-    cancelled = asyncio.Event()
+    """Two are asked about: the first is cancelled, then the second is allowed, so that the first answer was heard."""
+    both = [{"tool": TOOL, "arguments": {"path": path, "content": "x"}} for path in ("a", "b")]
+    put_writer(server, admin, "undecided", [[{"parallel": both}, {"say": "done"}]])
+    asked = []
 
     async def answer(_, params):
-        cancelled.set()
-        return types.ElicitResult(action="cancel")
+        asked.append(params.message)
+        if len(asked) == 1:
+            return types.ElicitResult(action="cancel")
+        return types.ElicitResult(action="accept", content={"decision": "allow"})
+
+    def listed(status):
+        return server.api("approval_list", admin, project_id=project, status=status)["approvals"]
 
     async with server.mcp(admin, mode, elicitation_callback=answer) as mcp:
         message = {"message": "go", "project_id": project, "agent": "undecided", "wait": True}
         waiting = asyncio.create_task(mcp.call("session_message", **message))
-        await asyncio.wait_for(cancelled.wait(), 60)
-        listed = server.api("approval_list", admin, project_id=project, status="pending")["approvals"]
-        assert len(listed) == 1
-        decide(server, admin, listed[0]["approval_id"])
+        await asyncio.to_thread(wait_until, lambda: listed("allowed"), "the second to be allowed")
+        [left] = listed("pending")
+        assert left["approval_id"] in asked[0]
+        decide(server, admin, left["approval_id"])
         done = await asyncio.wait_for(waiting, 60)
-    assert done["text"].endswith("done")
+    assert done["text"].endswith("done") and len(asked) == 2
 
 
 def test_run_asks_at_the_terminal(server, admin, project):

@@ -185,3 +185,21 @@ async fn a_turn_counts_for_each_of_its_models_and_a_call_for_the_one_that_made_i
     assert_eq!(counts(&by_agent), [("a", [4, 125, 2]), ("total", [4, 125, 2])]);
     assert_eq!(by_model.total, by_agent.total);
 }
+
+#[tokio::test]
+async fn a_refused_tool_call_is_in_the_log_before_its_turn_ends() {
+    let fixture = MeterFixture::new().await;
+    let meter = &fixture.meter;
+    meter.begin_turn().await.unwrap();
+    meter.max_turn_calls.store(1, Ordering::Relaxed);
+    fixture.call(&inside(), 1);
+    for _ in 0..2 {
+        let refused = meter.clone().reserve_call(&inside()).unwrap_err();
+        assert!(refused.message.starts_with(TURN_CALLS_USED_UP), "{refused}");
+        assert!(refused.message.contains("1 call in this turn"), "{refused}");
+    }
+    meter.end_turn().await.unwrap();
+    let logged = fixture.store.events().read(&meter.session, -1, 10).await.unwrap();
+    let logged: Vec<&str> = logged.iter().map(|event| event.body.kind()).collect();
+    assert_eq!(logged, ["error"], "once a turn");
+}
