@@ -158,7 +158,7 @@ def test_ctrl_c_cancels_the_turn_at_once_and_twice_at_the_prompt_leaves(chat, se
         # With something in the line it only clears the line.
         screen.keys("C-c")
         text = screen.until(at_prompt)
-        assert "leaves" not in text
+        assert "Ctrl-D, leaves" not in text
         screen.keys("C-c")
         screen.until("Ctrl-C again, or Ctrl-D, leaves")
         screen.until(at_prompt)
