@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import threading
 
 import pytest
 
 import harness
-from attack_support import MIB, TRUST, Attacker, running_in_memory, unharmed, unprivileged
+import servers
+from attack_support import ATTACKS, MIB, TRUST, Attacker, answers, program, running_in_memory, unharmed, unprivileged
 from harness import wait_until
 
 WORKSPACE_MB = 32
@@ -27,7 +29,7 @@ def server():
 
 
 FILL = """
-    import ctypes, errno, mmap, os, socket, struct, threading, time
+    import ctypes, errno, fcntl, mmap, os, signal, socket, struct, threading, time
     PIECE = os.urandom(1 << 20)
     LIBC = ctypes.CDLL(None, use_errno=True)
     # For what shows only in the free space, which others change, too.
@@ -52,7 +54,7 @@ FILL = """
 
     def hold():
         end = time.monotonic() + 300
-        while not os.path.exists('/workspace/go') and time.monotonic() < end:
+        while not os.path.exists(f'{ROOT}/go') and time.monotonic() < end:
             time.sleep(0.05)
 
     def create(folder, name):
@@ -110,18 +112,19 @@ FILL = """
             socket.send_fds(kept[0], [b'x'], [file])
             os.close(file)
 
-    def moved():
-        # Whatever is counted is moved to where it was counted already. Many directories between give the time for it.
-        for name in ('a', *(f'between{n}' for n in range(1500)), 'b'):
-            os.mkdir(name, dir_fd=workspace)
-        folders = {name: os.open(name, os.O_RDONLY, dir_fd=workspace) for name in 'ab'}
-        IN_CLOSE_NOWRITE = 0x10
+    def follow_counts(folders, continued):
+        # Whatever is counted is moved to where it was counted already.
+        IN_CLOSE_NOWRITE, F_SETSIG = 0x10, 10
         watch = LIBC.inotify_init()
-        names = {LIBC.inotify_add_watch(watch, f'/workspace/{name}'.encode(), IN_CLOSE_NOWRITE): name for name in 'ab'}
+        names = {LIBC.inotify_add_watch(watch, f'{ROOT}/{name}'.encode(), IN_CLOSE_NOWRITE): name for name in 'ab'}
+        if continued:
+            # Whoever is stopped while it is counted is continued by the kernel with each event.
+            fcntl.fcntl(watch, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(watch, F_SETSIG, signal.SIGCONT)
+            fcntl.fcntl(watch, fcntl.F_SETFL, fcntl.fcntl(watch, fcntl.F_GETFL) | os.O_ASYNC)
         counted = set()
 
         def follow():
-            where = 'a'
             while True:
                 events = os.read(watch, 4096)
                 while events:
@@ -129,16 +132,22 @@ FILL = """
                     events = events[16 + length:]
                     to = names[number]
                     counted.add(to)
-                    if to != where:
-                        for n in range(MANY):
-                            try:
-                                os.rename(f'f{n}', f'f{n}', src_dir_fd=folders[where], dst_dir_fd=folders[to])
-                            except FileNotFoundError:
-                                pass
-                        where = to
+                    for n in range(MANY):
+                        try:
+                            os.rename(f'f{n}', f'f{n}', src_dir_fd=folders['ab'.replace(to, '')], dst_dir_fd=folders[to])
+                        except FileNotFoundError:
+                            pass
 
-        files = [create(folders['a'], f'f{n}') for n in range(MANY)]
         threading.Thread(target=follow, daemon=True).start()
+        return counted
+
+    def moved(continued=False):
+        # Many directories between the two give the time to move files.
+        for name in ('a', *(f'between{n}' for n in range(4000)), 'b'):
+            os.mkdir(name, dir_fd=workspace)
+        folders = {name: os.open(name, os.O_RDONLY, dir_fd=workspace) for name in 'ab'}
+        files = [create(folders['a'], f'f{n}') for n in range(MANY)]
+        counted = follow_counts(folders, continued)
         # First so little that being counted does no harm.
         for _ in range(8):
             append(files[0], PIECE)
@@ -146,6 +155,24 @@ FILL = """
         while counted != set('ab') and time.monotonic() < end:
             time.sleep(0.05)
         return files[1:]
+
+    def continued():
+        return moved(continued=True)
+
+    def moved_by_two():
+        # Another session moves the files while this one is stopped.
+        files = moved()
+        create(workspace, 'ready')
+        while not os.path.exists(f'{ROOT}/helped'):
+            time.sleep(0.05)
+        return files
+
+    def help():
+        while not os.path.exists(f'{ROOT}/ready'):
+            time.sleep(0.05)
+        follow_counts({name: os.open(name, os.O_RDONLY, dir_fd=workspace) for name in 'ab'}, False)
+        create(workspace, 'helped')
+        return []
 
     def unreadable():
         os.mkdir('closed', dir_fd=workspace)
@@ -160,7 +187,7 @@ FILL = """
         return files
 
     kept = []
-    workspace = os.open('/workspace', os.O_RDONLY)
+    workspace = os.open(ROOT, os.O_RDONLY)
 """
 
 IN_A_TURN = FILL + """
@@ -185,7 +212,7 @@ BETWEEN_TURNS = FILL + """
     os.write(report, b'waiting')
     if os.fork() == 0:
         try:
-            while not os.path.exists('/workspace/now'):
+            while not os.path.exists(f'{ROOT}/now'):
                 time.sleep(0.05)
             fill(plain())
             os.pwrite(report, b'filled ', 0)
@@ -223,7 +250,7 @@ def writer_refused(report: pathlib.Path) -> bool:
 
 def fill_in_a_turn(attacker: Attacker, where: str) -> None:
     since = attacker.log()[-1]["index"]
-    attacker.begin(IN_A_TURN, WHERE=where)
+    attacker.begin(IN_A_TURN, WHERE=where, ROOT="/workspace")
     try:
         limited(attacker, since)
     finally:
@@ -231,12 +258,90 @@ def fill_in_a_turn(attacker: Attacker, where: str) -> None:
             (attacker.workspace / "go").touch()
 
 
-@pytest.mark.parametrize("where", ["plain", "home", "deep", "unlinked", "mapped", "of_a_thread", "in_flight", "moved"])
+PLACES = ["plain", "home", "deep", "unlinked", "mapped", "of_a_thread", "in_flight", "moved", "continued"]
+
+
+@pytest.mark.parametrize("where", PLACES)
 def test_what_an_agent_writes_counts_wherever_it_is(server, admin, project, where):
     """An agent writes more than its limit where nobody might count: in its home, beyond the longest path, into files
-    without a name or without a descriptor, into files it moves while they are counted; it is stopped, with a reason."""
+    without a name or without a descriptor, into files it moves while they are counted, by processes that the kernel
+    continues when they are stopped for that; it is stopped, with a reason."""
     with Attacker(server, admin, project) as attacker:
         fill_in_a_turn(attacker, where)
+    unharmed(server, admin)
+
+
+def test_what_two_sessions_move_for_each_other_counts(server, admin, project):
+    """Two sessions work in one workspace; each moves the files of the other while that one is stopped to count them. One
+    of them is stopped for good."""
+    with Attacker(server, admin, project) as attacker, Attacker(server, admin, project) as helper:
+        since = {of: of.log()[-1]["index"] for of in (attacker, helper)}
+        helper.begin(IN_A_TURN, WHERE="help", ROOT="/workspace")
+        attacker.begin(IN_A_TURN, WHERE="moved_by_two", ROOT="/workspace")
+
+        def stopped() -> bool:
+            errors = [event for of in since for event in of.log() if event["index"] > since[of] and event["type"] == "error"]
+            assert all(event["code"] == "limit_exceeded" for event in errors), errors
+            return bool(errors)
+
+        try:
+            wait_until(stopped, "the limit to be noticed", NOTICED_WITHIN)
+        finally:
+            with contextlib.suppress(OSError):
+                (attacker.workspace / "go").touch()
+    unharmed(server, admin)
+
+
+IN_A_CACHE = FILL + """
+    fill(kept.append(file) or file for file in globals()[WHERE]())
+    hold()
+    said = 'kept'
+"""
+
+
+@pytest.mark.parametrize("where", ["plain", "moved", "continued", "moved_by_two"])
+def test_what_a_tool_server_hides_in_its_cache_counts(server, admin, where):
+    """A tool server writes more into its cache than `cache_mb`, and moves it while it is counted: by a process that the
+    kernel continues when it is stopped for that, or with the help of the same server in another session."""
+    script = ["-I", "-S", str(ATTACKS / "tool_server.py")]
+    quiet = {"intervalMs": 600_000, "timeoutMs": 600_000, "failures": 3}
+    hostile = servers.stdio("/usr/bin/python3", script, [str(ATTACKS)], cache_mb=WORKSPACE_MB, healthCheck=quiet)
+    server.put_tool("hostile", admin, **hostile)
+    server.put_agent("uses-hostile", admin, [[{"say": "hi"}]], tools={"use": ["hostile"], "allowed": ["@hostile/*"]})
+    project = server.api("project_create", admin, name=where)["project_id"]
+    start = {"message": "go", "project_id": project, "agent": "uses-hostile", "wait": True}
+    # Of two sessions each counts it: what is hidden from one count may show in the other.
+    count = 2 if where == "moved_by_two" else 1
+    sessions = [server.api("session_message", admin, **start)["session_id"] for _ in range(count)]
+    cache = server.home / "projects" / project / "caches" / "hostile" / "files"
+
+    def run(session: str, place: str) -> threading.Thread:
+        text = program(IN_A_CACHE, ROOT="/cache", WHERE=place)
+
+        def call() -> None:
+            # It is stopped during the call.
+            with contextlib.suppress(AssertionError):
+                answers(server, admin, "tool_call", session_id=session, tool="@hostile/run", arguments={"program": text})
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        return thread
+
+    def noticed() -> bool:
+        query = {"kinds": ["tool_server_failed"], "max_events": 1000}
+        failed = [server.api("debugger_events", admin, session_id=session, **query)["events"] for session in sessions]
+        return any("cache_mb" in event["error"] for events in failed for event in events)
+
+    calls = [run(sessions[0], where)] + ([run(sessions[1], "help")] if where == "moved_by_two" else [])
+    try:
+        wait_until(noticed, "the limit to be noticed", NOTICED_WITHIN)
+    finally:
+        with contextlib.suppress(OSError):
+            (cache / "go").touch()
+        for session in sessions:
+            server.api("session_end", admin, session_id=session)
+        for call in calls:
+            call.join()
     unharmed(server, admin)
 
 
@@ -247,7 +352,7 @@ def test_what_an_agent_writes_counts_between_turns(server, admin, project):
     with Attacker(server, admin, project) as attacker, Attacker(server, admin, other) as bystander:
         # In memory of its sandbox, and so gone if that is stopped.
         assert bystander.run("open('/tmp/mark', 'w').close()\nagent.say('marked')") == "marked"
-        assert attacker.run(BETWEEN_TURNS) == "started"
+        assert attacker.run(BETWEEN_TURNS, ROOT="/workspace") == "started"
         wait_until(lambda: attacker.details["status"] == "idle", "the end of the turn")
         since, workspace = attacker.log()[-1]["index"], attacker.workspace
         report = workspace / "report"

@@ -7,9 +7,9 @@
 //!
 //! Whoever writes can move files from where it was not yet counted to where it was, and so hide them. What is used on the
 //! file system beyond the count shows that, when it grows. If it could be enough to exceed the limit, it is counted again
-//! while the writers are stopped. What cannot be counted even then is taken to be theirs.
+//! while the writers are stopped, and with them all others who write into the same directories ([`crate::disk_writers`]).
+//! What cannot be counted even then is taken to be theirs.
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
 use crate::disk_usage::{DiskUsage, disk_usage};
+use crate::disk_writers::{DiskWriters, RegisteredWriters};
 
 /// How often the free space is looked at.
 const SPACE_INTERVAL: Duration = Duration::from_millis(250);
@@ -39,23 +40,15 @@ const STOPPED_PAUSE: u32 = 50;
 const TRIES: usize = 3;
 /// Maximum number of measurements at once, of all watches.
 static MEASURING: Semaphore = Semaphore::const_new(2);
-
-/// The processes that write into watched directories.
-pub trait DiskWriters: Send + Sync {
-    /// What they have on disk in none of the directories, such as files that were removed and are still open, on these
-    /// devices. `cap` bytes are left until the limit. Blocks the thread.
-    fn hidden_usage(&self, devices: &HashSet<u64>, cap: u64) -> DiskUsage;
-
-    /// Counts while they are stopped. The count is not complete if one of them may have run meanwhile. Blocks the thread.
-    fn count_while_stopped(&self, count: &mut dyn FnMut() -> DiskUsage) -> DiskUsage;
-}
+/// Only one measurement at a time stops writers: it lets them go on in the end, and others may share them.
+static STOPPING: Semaphore = Semaphore::const_new(1);
 
 /// Measures directories periodically until they exceed a limit.
 pub struct DiskWatch {
     paths: Vec<PathBuf>,
     cap: u64,
     every: Duration,
-    writers: Option<Arc<dyn DiskWriters>>,
+    writers: Option<Arc<RegisteredWriters>>,
 }
 
 impl std::fmt::Debug for DiskWatch {
@@ -126,10 +119,11 @@ impl DiskWatch {
         self
     }
 
-    /// Names who writes into the directories, so that what they hide counts too.
+    /// Names who writes into the directories, so that what they hide counts too. Other watches of the directories know
+    /// them from then on, so it comes before they are started.
     #[must_use]
     pub fn with_writers(mut self, writers: impl DiskWriters + 'static) -> Self {
-        self.writers = Some(Arc::new(writers));
+        self.writers = Some(RegisteredWriters::register(self.paths.clone(), writers));
         self
     }
 
@@ -142,7 +136,6 @@ impl DiskWatch {
     pub async fn exceeded(&self) -> DiskUsage {
         let mut last = self.measure_while(WriterActivity::Running).await;
         let mut foreign = ForeignSpace(last.uncounted());
-        let mut stopped: Option<(Instant, Duration)> = None;
         while !last.usage.over {
             self.wait(last).await;
             last = self.measure_while(WriterActivity::Running).await;
@@ -150,11 +143,11 @@ impl DiskWatch {
             if last.usage.over || foreign.own_bytes(&last) <= self.cap {
                 continue;
             }
-            if stopped.is_some_and(|(at, took)| at.elapsed() < took * STOPPED_PAUSE) {
+            let writers = self.writers.as_ref();
+            if writers.is_some_and(|writers| writers.were_stopped_within(STOPPED_PAUSE)) {
                 continue;
             }
             last = self.measure_while(WriterActivity::Stopped).await;
-            stopped = Some((Instant::now(), last.took));
             if last.usage.complete {
                 foreign = ForeignSpace(last.uncounted());
             } else if foreign.own_bytes(&last) > self.cap {
@@ -186,17 +179,23 @@ impl DiskWatch {
     }
 
     async fn measure_while(&self, state: WriterActivity) -> DiskMeasurement {
+        let only_one = match state {
+            WriterActivity::Running => None,
+            WriterActivity::Stopped => STOPPING.acquire().await.ok(),
+        };
         let _one_of_few = MEASURING.acquire().await;
         let (paths, cap, writers) = (self.paths.clone(), self.cap, self.writers.clone());
         // Before it is counted: what is written meanwhile is uncounted next time, too.
         let used_space = self.used_space();
         let counted = tokio::task::spawn_blocking(move || {
+            // Until it has ended, also if nobody waits for it any more.
+            let _only_one = only_one;
             let begun = Instant::now();
             let mut usage = DiskUsage::UNKNOWN;
             for _ in 0..TRIES {
-                let mut count = || measure_all(&paths, cap, writers.as_deref());
+                let count = || measure_all(&paths, cap, writers.as_deref());
                 usage = match (&writers, state) {
-                    (Some(writers), WriterActivity::Stopped) => writers.count_while_stopped(&mut count),
+                    (Some(writers), WriterActivity::Stopped) => writers.count_while_stopped(count),
                     _ => count(),
                 };
                 if usage.complete || usage.over {
@@ -225,7 +224,7 @@ impl DiskWatch {
     }
 }
 
-fn measure_all(paths: &[PathBuf], cap: u64, writers: Option<&dyn DiskWriters>) -> DiskUsage {
+fn measure_all(paths: &[PathBuf], cap: u64, registered: Option<&RegisteredWriters>) -> DiskUsage {
     let mut sum = DiskUsage::NOTHING;
     for path in paths {
         sum.add(disk_usage(path, cap.saturating_sub(sum.bytes)), cap);
@@ -233,7 +232,7 @@ fn measure_all(paths: &[PathBuf], cap: u64, writers: Option<&dyn DiskWriters>) -
             return sum;
         }
     }
-    if let Some(writers) = writers {
+    if let Some(RegisteredWriters { writers, .. }) = registered {
         let stats = paths.iter().filter_map(|path| rustix::fs::stat(path).ok());
         let devices = stats.map(|stat| stat.st_dev).collect();
         sum.add(writers.hidden_usage(&devices, cap.saturating_sub(sum.bytes)), cap);
@@ -243,7 +242,10 @@ fn measure_all(paths: &[PathBuf], cap: u64, writers: Option<&dyn DiskWriters>) -
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+    use crate::disk_writers::StoppedWriters;
 
     #[test]
     fn what_others_remove_makes_no_room_to_hide_in() {
@@ -288,14 +290,28 @@ mod tests {
             self.hidden
         }
 
-        fn count_while_stopped(&self, count: &mut dyn FnMut() -> DiskUsage) -> DiskUsage {
-            let Some(dir) = &self.moved else {
-                return count();
-            };
-            let _ = std::fs::rename(dir.join("x"), dir.join("seen/x"));
-            let usage = count();
-            let _ = std::fs::rename(dir.join("seen/x"), dir.join("x"));
-            usage
+        fn stop(&self) -> Box<dyn StoppedWriters> {
+            if let Some(dir) = &self.moved {
+                let _ = std::fs::rename(dir.join("x"), dir.join("seen/x"));
+            }
+            Box::new(StoppedHiding(self.moved.clone()))
+        }
+    }
+
+    /// Hides the file again when it is dropped.
+    struct StoppedHiding(Option<PathBuf>);
+
+    impl StoppedWriters for StoppedHiding {
+        fn have_not_run(&self) -> bool {
+            true
+        }
+    }
+
+    impl Drop for StoppedHiding {
+        fn drop(&mut self) {
+            if let Some(dir) = &self.0 {
+                let _ = std::fs::rename(dir.join("seen/x"), dir.join("x"));
+            }
         }
     }
 

@@ -7,7 +7,7 @@
 //! - [`untrusted_socket`], [`untrusted_stream`]: Unix sockets that only their owner can connect to, and whose other end may
 //!   mean harm all the same.
 //! - [`disk_usage`](mod@disk_usage): measures the size of directories; [`disk_watch`]: waits until they exceed a limit;
-//!   [`disk_quota`]: admits what is written into them by the caller.
+//!   [`disk_writers`]: stops those who write into them meanwhile; [`disk_quota`]: admits what is written into them by the caller.
 //! - [`process`]: whether a process still runs.
 //! - [`remove_tree`](mod@remove_tree): removes a directory and everything in it, whatever a program made of it.
 //! - [`worker_threads`]: a bounded number of threads for one kind of work.
@@ -21,6 +21,7 @@ pub mod descriptor_worker;
 pub mod disk_quota;
 pub mod disk_usage;
 pub mod disk_watch;
+pub mod disk_writers;
 pub mod hash;
 pub mod memory;
 pub mod process;
@@ -33,7 +34,8 @@ pub use beneath::{SymlinkPolicy, give_to_owner_of, open_beneath, replace_file};
 pub use descriptor_worker::{DescriptorWorker, UntrustedDescriptor};
 pub use disk_quota::{AdmittedWrite, DiskQuota};
 pub use disk_usage::{DiskUsage, disk_usage};
-pub use disk_watch::{DiskWatch, DiskWriters};
+pub use disk_watch::DiskWatch;
+pub use disk_writers::{DiskWriters, StoppedWriters};
 pub use hash::fnv1a;
 pub use memory::return_large_buffers;
 pub use process::process_runs;

@@ -5,19 +5,20 @@
 //! [`SandboxGroup`], and its limits hold for all sandboxes that run in it together: by a cgroup, and where there is none
 //! by counting ([`crate::local`]'s `group_watch`).
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use oubliette_os::{DiskUsage, DiskWriters, disk_usage};
+use oubliette_os::{DiskUsage, DiskWriters, StoppedWriters, disk_usage};
 use rustix::process::Pid;
 
 use crate::driver::{PinnedImage, SandboxError};
 use crate::handle::ProcessTreeControl;
 use crate::local::cgroup::{Cgroup, SandboxCgroup};
 use crate::nameless_files::nameless_usage;
-use crate::process_table::StoppedProcesses;
+use crate::process_table::{StoppedProcesses, TopProcesses};
 use crate::{ResourceLimits, spec::SandboxSpec};
 
 /// Maximum number of sandboxes that run in a group at once. Each costs the host a few processes and mounts of
@@ -188,13 +189,39 @@ impl DiskWriters for SandboxGroup {
         sum
     }
 
-    fn count_while_stopped(&self, count: &mut dyn FnMut() -> DiskUsage) -> DiskUsage {
-        let joined_before = self.state().next_member;
-        let stopped = StoppedProcesses::stop_below(|| self.snapshot().top_pids().collect());
-        let mut usage = count();
+    fn stop(&self) -> Box<dyn StoppedWriters> {
+        let joined = Cell::new(0);
+        let processes = StoppedProcesses::stop_below(|| {
+            let state = self.state();
+            joined.set(state.next_member);
+            let running = state.members.iter().filter_map(|member| member.running.as_ref());
+            TopProcesses {
+                pids: running
+                    .filter_map(|(pid, _)| Some((*pid)?.as_raw_pid()))
+                    .collect(),
+                more_are_starting: state.members.iter().any(|member| member.running.is_none()),
+            }
+        });
+        Box::new(StoppedGroup {
+            group: self.clone(),
+            processes,
+            joined: joined.get(),
+        })
+    }
+}
+
+/// A group whose processes are stopped until this is dropped.
+struct StoppedGroup {
+    group: SandboxGroup,
+    processes: StoppedProcesses,
+    /// How many sandboxes had joined the group until then.
+    joined: u64,
+}
+
+impl StoppedWriters for StoppedGroup {
+    fn have_not_run(&self) -> bool {
         // A sandbox that was started meanwhile was not stopped.
-        usage.complete &= stopped.are_all_stopped() && self.state().next_member == joined_before;
-        usage
+        self.processes.have_not_run() && self.group.state().next_member == self.joined
     }
 }
 

@@ -97,32 +97,51 @@ pub(crate) fn processes_below(tops: impl IntoIterator<Item = i32>) -> Vec<i32> {
     found
 }
 
+/// The processes at the top of sandboxes.
+pub(crate) struct TopProcesses {
+    pub(crate) pids: Vec<i32>,
+    /// Whether sandboxes are starting, whose processes are not among them yet.
+    pub(crate) more_are_starting: bool,
+}
+
 /// Processes that are stopped until this is dropped.
 pub(crate) struct StoppedProcesses {
     /// Parents before their children.
     pids: Vec<i32>,
     are_all_stopped: bool,
+    /// How often each of their threads had been switched out when they were stopped.
+    switches: HashMap<(i32, String), u64>,
 }
 
 impl StoppedProcesses {
     /// Stops all processes below these, which go on: they end their sandbox when the server ends. Parents are stopped
     /// before their children and continued after them, so that none sees its children stop. `tops` is asked again and
     /// again, because others may be starting. Blocks the thread until all have stopped, for a second at most.
-    pub(crate) fn stop_below(tops: impl Fn() -> Vec<i32>) -> Self {
+    pub(crate) fn stop_below(tops: impl Fn() -> TopProcesses) -> Self {
+        let mut stopped = Self::stop_all_below(tops);
+        stopped.switches = switches_of_all(&stopped.pids);
+        stopped
+    }
+
+    fn stop_all_below(tops: impl Fn() -> TopProcesses) -> Self {
         let deadline = Instant::now() + STOP_TIMEOUT;
         let mut known = HashSet::new();
         let mut stopped = Self {
             pids: Vec::new(),
             are_all_stopped: false,
+            switches: HashMap::new(),
         };
         loop {
             // The signal alone stops nobody: one thread of a process has to run to receive it, and until then the other
             // threads go on. And only when all have stopped, the list of processes after that is complete.
             let have_stopped = stopped.pids.iter().all(|pid| is_stopped(*pid));
-            let tops = tops();
+            let TopProcesses {
+                pids: tops,
+                more_are_starting,
+            } = tops();
             let mut found = processes_below(tops.iter().copied());
             found.retain(|pid| !tops.contains(pid) && known.insert(*pid));
-            if found.is_empty() && have_stopped {
+            if found.is_empty() && have_stopped && !more_are_starting {
                 stopped.are_all_stopped = true;
                 return stopped;
             }
@@ -130,16 +149,17 @@ impl StoppedProcesses {
             stopped.pids.extend(found);
             if Instant::now() > deadline {
                 let mut late = stopped.pids.iter().filter(|pid| !is_stopped(**pid));
-                stopped.are_all_stopped = late.all(|pid| waits_for_stopped_child(*pid));
+                stopped.are_all_stopped = !more_are_starting && late.all(|pid| waits_for_stopped_child(*pid));
                 return stopped;
             }
             std::thread::sleep(STOP_POLL);
         }
     }
 
-    /// Whether none of the processes can run.
-    pub(crate) fn are_all_stopped(&self) -> bool {
-        self.are_all_stopped
+    /// Whether all stopped, and none has run since. A process can have the kernel continue it: with a timer, or a
+    /// directory it watches, whose signal is SIGCONT. It can also stop itself again afterwards.
+    pub(crate) fn have_not_run(&self) -> bool {
+        self.are_all_stopped && switches_of_all(&self.pids) == self.switches
     }
 }
 
@@ -177,6 +197,36 @@ fn thread_states(pid: i32) -> Vec<u8> {
         .flatten()
         .filter_map(|thread| parse_state(&std::fs::read(thread.path().join("stat")).ok()?))
         .collect()
+}
+
+/// The threads of processes that can run, by process and thread, each with how often it was switched out.
+fn switches_of_all(pids: &[i32]) -> HashMap<(i32, String), u64> {
+    pids.iter().flat_map(|pid| switches_of(*pid)).collect()
+}
+
+/// The threads of a process that can run, each with how often it was switched out.
+fn switches_of(pid: i32) -> impl Iterator<Item = ((i32, String), u64)> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    threads.into_iter().flatten().flatten().filter_map(move |thread| {
+        let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
+        let switches = parse_switches(&status)?;
+        Some(((pid, thread.file_name().into_string().ok()?), switches))
+    })
+}
+
+/// How often a thread was switched out, from `/proc/<pid>/task/<tid>/status`; none if it has ended.
+fn parse_switches(status: &str) -> Option<u64> {
+    let (mut sum, mut has_ended) = (0, false);
+    for (name, value) in status.lines().filter_map(|line| line.split_once(':')) {
+        match name {
+            "State" => has_ended = value.trim_start().starts_with(['Z', 'X']),
+            "voluntary_ctxt_switches" | "nonvoluntary_ctxt_switches" => {
+                sum += value.trim().parse::<u64>().ok()?;
+            }
+            _ => {}
+        }
+    }
+    (!has_ended).then_some(sum)
 }
 
 /// The state is behind the name, which is in parentheses and may contain some.
@@ -221,6 +271,13 @@ fn parse_status(status: &str) -> Option<(i32, ProcessUsage)> {
 mod tests {
     use super::*;
 
+    fn below_only(top: i32) -> TopProcesses {
+        TopProcesses {
+            pids: vec![top],
+            more_are_starting: false,
+        }
+    }
+
     #[test]
     fn proc_files_are_read_as_the_kernel_writes_them() {
         let status = "Name:\ta\nPPid:\t42\nRssAnon:\t     300 kB\nThreads:\t9\n";
@@ -251,8 +308,8 @@ mod tests {
         let below = processes_below([own]);
         assert!(below.contains(&own) && below.contains(&grandchild));
         assert!(!processes_below([grandchild]).contains(&own));
-        let stopped = std::iter::repeat_with(|| StoppedProcesses::stop_below(|| vec![top]))
-            .find(StoppedProcesses::are_all_stopped)
+        let stopped = std::iter::repeat_with(|| StoppedProcesses::stop_below(|| below_only(top)))
+            .find(StoppedProcesses::have_not_run)
             .unwrap();
         assert!(is_stopped(grandchild));
         assert!(!is_stopped(top), "the top goes on");
@@ -262,6 +319,43 @@ mod tests {
         }
         send(grandchild, Signal::KILL);
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_ran_and_stopped_again_is_noticed() {
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", "sh -c 'echo; while :; do kill -STOP $$; done' & wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let top = child.id().cast_signed();
+        let mut line = String::new();
+        let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
+        let below = children_of(top);
+        assert_eq!(below.len(), 1);
+        let stopped = std::iter::repeat_with(|| StoppedProcesses::stop_below(|| below_only(top)))
+            .find(StoppedProcesses::have_not_run)
+            .unwrap();
+        below.iter().for_each(|pid| send(*pid, Signal::CONT));
+        while stopped.have_not_run() {
+            std::thread::yield_now();
+        }
+        while !is_stopped(below[0]) {
+            std::thread::yield_now();
+        }
+        assert!(!stopped.have_not_run(), "it is stopped, and ran all the same");
+        below.iter().for_each(|pid| send(*pid, Signal::KILL));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn nothing_is_said_to_be_stopped_while_more_is_starting() {
+        let starting = || TopProcesses {
+            pids: Vec::new(),
+            more_are_starting: true,
+        };
+        assert!(!StoppedProcesses::stop_below(starting).have_not_run());
     }
 
     #[test]
@@ -287,10 +381,10 @@ mod tests {
         let below: Vec<i32> = children_of(top);
         assert_eq!(below.len(), 8);
         for _ in 0..20 {
-            let stopped = StoppedProcesses::stop_below(|| vec![top]);
+            let stopped = StoppedProcesses::stop_below(|| below_only(top));
             // On a machine that is very busy a second may not be enough; it must be said then.
             assert_eq!(
-                stopped.are_all_stopped(),
+                stopped.are_all_stopped,
                 below.iter().all(|pid| is_stopped(*pid)),
                 "what was said is true"
             );

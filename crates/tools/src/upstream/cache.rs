@@ -2,6 +2,7 @@
 //! started before.
 
 use std::{
+    collections::HashSet,
     io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
@@ -9,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-use oubliette_os::{DiskWatch, fnv1a, remove_tree};
+use oubliette_os::{DiskUsage, DiskWatch, DiskWriters, StoppedWriters, fnv1a, remove_tree};
 use oubliette_protocol::catalog::{ServerStart, StdioTransport};
-use oubliette_sandbox::{BindMount, SandboxHandle};
+use oubliette_sandbox::{BindMount, SandboxGroup, SandboxHandle};
 use tokio::task::AbortHandle;
 
 use super::traffic::{ConnectionEnd, TrafficFilter};
@@ -102,9 +103,23 @@ impl ServerCache {
         .map(|(name, value)| (name.to_owned(), value))
     }
 
-    /// Kills the server when its cache is too large. The next start empties it.
-    pub(super) fn watch(&self, handle: SandboxHandle, traffic: Arc<TrafficFilter>) -> CacheWatch {
+    /// Prepares to watch its size. `group` is that of the server, which is not started yet: from now on whoever counts
+    /// this cache, for servers of other sessions too, stops it meanwhile.
+    pub(super) fn disk_watch(&self, group: Option<&SandboxGroup>) -> DiskWatch {
         let watch = DiskWatch::new([self.files()], self.cap_mb).every(WATCH_INTERVAL);
+        match group {
+            Some(group) => watch.with_writers(CacheWriters(group.clone())),
+            None => watch,
+        }
+    }
+
+    /// Kills the server when its cache is too large. The next start empties it.
+    pub(super) fn watch(
+        &self,
+        watch: DiskWatch,
+        handle: SandboxHandle,
+        traffic: Arc<TrafficFilter>,
+    ) -> CacheWatch {
         let cap_mb = self.cap_mb;
         let task = tokio::spawn(async move {
             watch.exceeded().await;
@@ -116,6 +131,20 @@ impl ServerCache {
             handle.kill();
         });
         CacheWatch(task.abort_handle())
+    }
+}
+
+/// The sandboxes of a session as writers of a cache. Files without a name that they have open count against the
+/// session's own limit.
+struct CacheWriters(SandboxGroup);
+
+impl DiskWriters for CacheWriters {
+    fn hidden_usage(&self, _: &HashSet<u64>, _: u64) -> DiskUsage {
+        DiskUsage::NOTHING
+    }
+
+    fn stop(&self) -> Box<dyn StoppedWriters> {
+        self.0.stop()
     }
 }
 

@@ -46,6 +46,11 @@ pub(super) async fn spawn(
         ServerIsolation::Sandbox => &spec.setup.sandbox,
         ServerIsolation::Host => &spec.setup.host,
     };
+    let group = spec.setup.group.as_ref();
+    let cache = prepared
+        .cache
+        .as_ref()
+        .map(|cache| (cache, cache.disk_watch(group)));
     let running = sandbox.spawn(process_spec).await.map_err(|error| UpstreamFault {
         remedy: match error {
             SandboxError::Invalid(_) | SandboxError::Program { .. } => FaultRemedy::EditDefinition,
@@ -55,10 +60,7 @@ pub(super) async fn spawn(
         },
         ..UpstreamFault::new(secrets.mask_text(&error.to_string()))
     })?;
-    let cache_watch = prepared
-        .cache
-        .as_ref()
-        .map(|cache| cache.watch(running.handle.clone(), traffic.clone()));
+    let cache_watch = cache.map(|(cache, watch)| cache.watch(watch, running.handle.clone(), traffic.clone()));
     let wire = UpstreamWire::new(
         LineReader::new(running.stdout, &traffic.buffers),
         LineWriter(running.stdin),
