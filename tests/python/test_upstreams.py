@@ -208,9 +208,38 @@ def test_nothing_gets_around_allow(outside):
         # Headers that tell some servers another method or path are not passed on.
         headers = {"X-HTTP-Method-Override": "DELETE", "X-Original-URL": "/admin", "X-Rewrite-Url": "/admin"}
         headers |= {"X-Forwarded-Prefix": "/admin", "Connection": "X-Service-Key", "X-Service-Key": "mine"}
+        # Many servers read an underscore in a name as a hyphen.
+        headers |= {"X_HTTP_Method_Override": "DELETE", "X_Forwarded_Prefix": "/admin", "X-Original-Uri": "/admin"}
         assert asked(agent, ("GET", "/api/items/1", headers))[0][0] == 200
         sent = outside.api.requests[-1][2]
         assert not {name.lower() for name in headers} & set(sent) - {"connection"}, sent
+
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+PARTS = {"Content-Type": "multipart/form-data; boundary=b"}
+METHODS_IN_FORMS = [
+    ("POST", "/api/items/new", FORM, "title=x&_method=DELETE"),
+    ("POST", "/api/items/new", FORM, "title=x&%5fmethod=DELETE"),
+    ("POST", "/api/items/new", {}, "_method=DELETE"),
+    ("POST", "/api/items/new", {**FORM, "Content-Encoding": "gzip"}, "compressed"),
+    ("POST", "/api/items/new", PARTS, '--b\r\nContent-Disposition: form-data; name="_method"\r\n\r\nDELETE\r\n--b--\r\n'),
+    # More than one piece of a body.
+    ("POST", "/api/items/new", FORM, "title=" + 300_000 * "x" + "&_method=DELETE"),
+]
+
+
+def test_a_form_does_not_change_the_method(outside):
+    """A service made with Rails or Laravel takes `_method` of a posted form for the method of the request; it never gets a
+    form that has one. Other forms pass."""
+    before = len(outside.api.requests)
+    with outside.agent("poster", ["api"]) as agent:
+        answers = asked(agent, *((method, path, headers, body.encode()) for method, path, headers, body in METHODS_IN_FORMS))
+        for request, (status, _, body) in zip(METHODS_IN_FORMS, answers, strict=True):
+            assert status == 400 and "_method" in body, (request[2:], status, body)
+        heard = [body for _, _, _, body in outside.api.requests[before:]]
+        assert not [body for body in heard if b"method" in body.lower() or body == b"compressed"], heard
+        assert asked(agent, ("POST", "/api/items/new", FORM, b"method=DELETE&a=_method"))[0][0] == 200
+        assert outside.api.requests[-1][3] == b"method=DELETE&a=_method"
 
 
 def test_a_redirect_is_not_followed_with_the_credential(outside):

@@ -36,7 +36,11 @@ pub(crate) fn to_provider(headers: &HeaderMap) -> HeaderMap {
         .keys()
         .filter(|name| {
             let name = name.as_str();
-            CLIENT_PRIVATE.contains(&name) || name.starts_with("proxy-") || name.starts_with("x-forwarded-")
+            CLIENT_PRIVATE.contains(&name)
+                || name.starts_with("proxy-")
+                || name.starts_with("x-forwarded-")
+                // Many servers read it as the same name with hyphens, which would get a dropped one through.
+                || name.contains('_')
         })
         .cloned()
         .collect();
@@ -94,6 +98,7 @@ mod tests {
             ("proxy-authorization", "Basic x"),
             ("proxy-anything", "x"),
             ("x-forwarded-for", "10.0.0.1"),
+            ("x_api_key", "mine"),
             ("connection", "keep-alive, X-Secret-Hop"),
             ("x-secret-hop", "x"),
             ("transfer-encoding", "chunked"),

@@ -16,7 +16,8 @@
 //! - [`gateway`]: the model gateway; [`bodies`]: request and response bodies with size limits;
 //!   [`request_report`]: the record of each request; [`usage`]: what answers say they used.
 //! - [`service`]: a configured service and how its credential is sent; [`service_path`]: which requests to it pass.
-//! - [`service_gateway`]: forwards those; [`service_bodies`]: their bodies; [`secret_masker`]: hides the credential in
+//! - [`service_gateway`]: forwards those; [`service_bodies`]: their bodies; [`form_method`]: finds a method in the body of a
+//!   form; [`secret_masker`]: hides the credential in
 //!   answers. [`http_clients`]: the HTTP clients of both gateways.
 //! - [`address`]: which IP addresses a sandbox may not reach.
 //! - [`allow_list`]: `[egress] allow`, the exceptions to that.
@@ -32,6 +33,7 @@ mod address;
 mod allow_list;
 mod bodies;
 mod connections;
+mod form_method;
 mod fuzzing;
 mod gateway;
 mod headers;

@@ -4,7 +4,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
 };
@@ -18,19 +18,36 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use crate::{proxy_client::EgressReport, refusal::BoxError, secret_masker::SecretMasker};
+use crate::{
+    form_method::MethodFieldSearch, proxy_client::EgressReport, refusal::BoxError,
+    secret_masker::SecretMasker,
+};
 
-/// A request's body that counts its bytes and fails beyond a limit.
+/// A request's body that counts its bytes and fails beyond a limit, and where it would change the request's method.
 pub(crate) struct ServiceRequestBody {
     inner: Incoming,
     sent: Arc<AtomicU64>,
     most: u64,
+    search: Option<MethodFieldSearch>,
+    found: Arc<AtomicBool>,
 }
 
 impl ServiceRequestBody {
     /// `sent` counts the bytes; past `most` the body fails.
     pub(crate) fn new(inner: Incoming, sent: Arc<AtomicU64>, most: u64) -> Self {
-        Self { inner, sent, most }
+        Self {
+            inner,
+            sent,
+            most,
+            search: None,
+            found: Arc::default(),
+        }
+    }
+
+    /// Fails before a form's field is sent that some servers take for the method, and sets `found`.
+    pub(crate) fn refuse_method_field(mut self, search: MethodFieldSearch, found: Arc<AtomicBool>) -> Self {
+        (self.search, self.found) = (Some(search), found);
+        self
     }
 }
 
@@ -47,6 +64,12 @@ impl Body for ServiceRequestBody {
             Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
             None => return Poll::Ready(None),
         };
+        if let (Some(search), Some(data)) = (&mut self.search, frame.data_ref())
+            && search.finds_in(data)
+        {
+            self.found.store(true, Ordering::Release);
+            return Poll::Ready(Some(Err("the form has a field for another method".into())));
+        }
         let size = frame.data_ref().map_or(0, |data| data.len() as u64);
         let total = self.sent.fetch_add(size, Ordering::AcqRel) + size;
         Poll::Ready(Some(match total > self.most {

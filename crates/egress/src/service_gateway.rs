@@ -3,10 +3,13 @@
 //! A request arrives on the socket of model requests as `/<service>/<path>`, without a credential. If the agent may use the
 //! service and `allow` lets the request pass, it is sent on with the service's credential, and the answer is streamed back.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use arc_swap::ArcSwap;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
@@ -18,7 +21,9 @@ use tokio::{
 };
 
 use crate::{
-    EgressSink, ExternalService, ServiceLimits, headers,
+    EgressSink, ExternalService, ServiceLimits,
+    form_method::MethodFieldSearch,
+    headers,
     http_clients::HttpClients,
     proxy_client::EgressReport,
     refusal::{EgressRefusal, ResponseBody, root_cause},
@@ -27,17 +32,14 @@ use crate::{
     service_path::{ServicePath, check_query},
 };
 
-/// Headers by which some servers are told another method or path, or another credential, than the request has.
-const OVERRIDING: [&str; 8] = [
-    "x-http-method",
-    "x-http-method-override",
-    "x-method-override",
-    "x-original-method",
-    "x-original-url",
-    "x-rewrite-url",
-    "private-token",
-    "job-token",
-];
+/// Whether some servers are told another method or path, or another credential, by this header than the request has.
+fn is_overriding(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    ["override", "original", "rewrite"]
+        .iter()
+        .any(|part| name.contains(part))
+        || ["x-http-method", "private-token", "job-token", "deploy-token"].contains(&name)
+}
 
 /// Services that were checked.
 #[derive(Debug)]
@@ -177,7 +179,12 @@ impl ServiceClient {
         }
         let url = service_url(service, &request)?;
         let mut passed = headers::to_provider(request.headers());
-        for name in OVERRIDING {
+        let overriding: Vec<HeaderName> = passed
+            .keys()
+            .filter(|name| is_overriding(name))
+            .cloned()
+            .collect();
+        for name in overriding {
             passed.remove(name);
         }
         // An answer that is compressed could not be searched for the credential.
@@ -185,7 +192,13 @@ impl ServiceClient {
         service.authorise(&mut passed);
         let method = request.method().clone();
         let has_body = !request.body().is_end_stream();
-        let body = ServiceRequestBody::new(request.into_body(), report.sent.clone(), limits.request_bytes);
+        let search = self.method_field_search(service, &request);
+        let has_method_field = Arc::new(AtomicBool::new(false));
+        let mut body =
+            ServiceRequestBody::new(request.into_body(), report.sent.clone(), limits.request_bytes);
+        if let Some(search) = search {
+            body = body.refuse_method_field(search, has_method_field.clone());
+        }
         let mut outgoing = self
             .gateway
             .clients
@@ -198,11 +211,32 @@ impl ServiceClient {
         }
         match tokio::time::timeout(limits.total, outgoing.send()).await {
             Ok(Ok(response)) => Ok((response, permit)),
+            Ok(Err(_)) if has_method_field.load(Ordering::Acquire) => Err(method_in_form()),
             Ok(Err(_)) if report.sent.load(Ordering::Acquire) > limits.request_bytes => {
                 Err(too_large(limits))
             }
             Ok(Err(error)) => Err(unreachable_service(&service.name, error)),
             Err(_) => Err(service_timeout(&service.name)),
+        }
+    }
+
+    /// The search for a field that would change the request's method, unless `allow` lets each other method pass, too.
+    fn method_field_search(
+        &self,
+        service: &ExternalService,
+        request: &Request<Incoming>,
+    ) -> Option<MethodFieldSearch> {
+        let path = ServicePath::parse(request.uri()).ok()?;
+        let is_allowed = |method: &Method| {
+            let mut rules = service.allow.iter();
+            rules.any(|rule| rule.allowing(method, &path.rest).is_some())
+        };
+        let all_are = [Method::PUT, Method::PATCH, Method::DELETE]
+            .iter()
+            .all(is_allowed);
+        match all_are {
+            true => None,
+            false => MethodFieldSearch::of_request(request.method(), request.headers()),
         }
     }
 
@@ -342,6 +376,15 @@ fn too_large(limits: &ServiceLimits) -> EgressRefusal {
         StatusCode::PAYLOAD_TOO_LARGE,
         "limit_exceeded",
         format!("a request to a service may have {most} MiB"),
+    )
+}
+
+fn method_in_form() -> EgressRefusal {
+    EgressRefusal::new(
+        StatusCode::BAD_REQUEST,
+        "invalid_argument",
+        "the form has a field by which some servers are told another method (_method): methods are not overridden; send \
+         such a form uncompressed and without it",
     )
 }
 
