@@ -84,9 +84,10 @@ export function summarise(value: unknown, brief: (value: unknown) => string): st
   return brief([...(path ? [String(fields[path])] : []), ...said].join(", "));
 }
 
-// Control characters but tab and newline; zero-width characters; marks that reverse the direction of text.
+// Control characters but tab and newline; zero-width characters; marks that reverse the direction of text; what looks like a
+// space and is none.
 // eslint-disable-next-line no-control-regex
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb]|\udb40[\udc00-\udfff]/g;
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb]|\udb40[\udc00-\udfff]/g;
 
 /** Text with everything made visible that could hide or reorder what a person reads: U+202E becomes ⟨202E⟩. */
 export function reveal(text: string): string {

@@ -39,6 +39,7 @@ describe("arguments laid out", () => {
 
   test("what could hide or reorder text is written out", () => {
     expect(reveal("a\u202Etxt.exe\u200b\u001b[31m\u0000")).toBe("a⟨202E⟩txt.exe⟨200B⟩⟨001B⟩[31m⟨0000⟩");
+    expect(reveal("rm a\u00a0b\u2800c\u3000")).toBe("rm a⟨00A0⟩b⟨2800⟩c⟨3000⟩");
     expect(reveal("line\n\ttab — ünïcode 漢字")).toBe("line\n\ttab — ünïcode 漢字");
   });
 

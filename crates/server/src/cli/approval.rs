@@ -14,6 +14,7 @@ use super::{
     style::fold_to_line,
     turn_display::format_arguments,
 };
+use crate::hidden_chars::write_out_deceptive_chars;
 
 /// How often `--watch` looks for changes.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -107,7 +108,12 @@ pub(crate) fn format_approvals(page: &Value) -> String {
         ("TOOL", "tool"),
         ("ARGUMENTS", "arguments"),
     ];
-    let rows = page["approvals"].as_array().cloned().unwrap_or_default();
+    let mut rows = page["approvals"].as_array().cloned().unwrap_or_default();
+    for row in &mut rows {
+        for name in ["tool", "arguments"] {
+            row[name] = json!(write_out_deceptive_chars(&field_text(row, name)));
+        }
+    }
     format_listing(&rows, &columns, "No call waits for approval.")
 }
 
@@ -155,8 +161,8 @@ fn format_change(row: &Value) -> String {
         field_text(row, "approval_id"),
         field_text(row, "status"),
         field_text(row, "agent"),
-        field_text(row, "tool"),
-        format_arguments(&row["arguments"]),
+        write_out_deceptive_chars(&field_text(row, "tool")),
+        write_out_deceptive_chars(&format_arguments(&row["arguments"])),
     );
     fold_to_line(&line, 500)
 }
@@ -190,8 +196,32 @@ pub(crate) fn format_decision(row: &Value) -> String {
         "{} {}: {} {}",
         field_text(row, "approval_id"),
         field_text(row, "status"),
-        field_text(row, "tool"),
-        format_arguments(&row["arguments"])
+        write_out_deceptive_chars(&field_text(row, "tool")),
+        write_out_deceptive_chars(&format_arguments(&row["arguments"]))
     );
     fold_to_line(&line, 500)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_seen_is_written_out_wherever_an_approval_is_shown() {
+        let row = json!({
+            "approval_id": "appr_1", "status": "pending", "agent": "a", "tool": "t\u{202e}x",
+            "arguments": {"argv": ["rm", "a\u{200b}b\u{a0}c\u{202e}"]},
+        });
+        let page = json!({ "approvals": [row] });
+        for shown in [
+            format_approvals(&page),
+            format_change(&row),
+            format_decision(&row),
+        ] {
+            assert!(
+                shown.contains(r"t\u202ex") && shown.contains(r"a\u200bb\u00a0c\u202e"),
+                "{shown}"
+            );
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::style::is_hidden_char;
+use crate::hidden_chars::is_deceptive_char;
 
 /// The most lines that are shown.
 const MAX_LINES: usize = 200;
@@ -21,23 +21,29 @@ const MAX_LINE_CHARS: usize = 400;
 /// `toolCall.rawInput.command`, anything else as JSON. The last line says so if something was left out.
 pub(crate) fn layout_arguments(arguments: &Value) -> Vec<String> {
     let mut layout = ArgumentLayout::default();
-    match arguments {
-        // Very large arguments are recorded by their beginning. With any other field these are an agent's own arguments.
-        Value::Object(fields) if fields.len() == 3 && fields.get("truncated") == Some(&Value::Bool(true)) => {
-            let (bytes, start) = (&arguments["bytes"], &arguments["start"]);
-            layout.add_line("", start.as_str().unwrap_or_default());
+    match (recorded_beginning(arguments), arguments) {
+        (Some((bytes, start)), _) => {
+            layout.add_line("", start);
             layout.add_line(
                 "",
                 &format!("these arguments are {bytes} bytes; only their beginning is kept"),
             );
         }
-        Value::Object(fields) => fields
+        (None, Value::Object(fields)) => fields
             .iter()
             .for_each(|(name, value)| layout.add_field(&quote_name(name), value)),
-        Value::Null => {}
-        other => layout.add_line("", &other.to_string()),
+        (None, Value::Null) => {}
+        (None, other) => layout.add_line("", &other.to_string()),
     }
     layout.into_lines()
+}
+
+/// Size and beginning of arguments that are too large to be recorded whole. With any other field, or a field of another
+/// type, these are an agent's own arguments.
+fn recorded_beginning(arguments: &Value) -> Option<(u64, &str)> {
+    let is_record = arguments.as_object()?.len() == 3 && arguments["truncated"] == Value::Bool(true);
+    let recorded = arguments["bytes"].as_u64().zip(arguments["start"].as_str());
+    recorded.filter(|_| is_record)
 }
 
 #[derive(Default)]
@@ -126,7 +132,7 @@ fn quote_name(name: &str) -> String {
 fn push_visible(line: &mut String, c: char) {
     match c {
         '\t' => line.push('\t'),
-        c if c == '\n' || is_hidden_char(c) => line.extend(c.escape_unicode()),
+        c if c == '\n' || is_deceptive_char(c) => line.extend(c.escape_unicode()),
         c => line.push(c),
     }
 }
@@ -176,6 +182,10 @@ mod tests {
         assert!(huge[1].contains("4000000 bytes"), "{huge:?}");
         let forged = layout_arguments(&json!({"truncated": true, "bytes": 1, "start": "", "path": "/x"}));
         assert!(forged.iter().any(|line| line == "path: /x"), "{forged:?}");
+        let hidden = layout_arguments(&json!({"truncated": true, "argv": ["rm", "x"], "start": "ls"}));
+        assert!(hidden.iter().any(|line| line == "argv: rm x"), "{hidden:?}");
+        let spaces = layout_arguments(&json!({"path": "a\u{a0}b\u{2800}"}));
+        assert_eq!(spaces, [r"path: a\u{a0}b\u{2800}"]);
         let tall = layout_arguments(&json!({"content": "a\n".repeat(100)}));
         assert_eq!(tall.len(), 1 + MAX_TEXT_LINES + 2);
         assert_eq!(tall[1 + MAX_TEXT_LINES], "… and 60 more lines");

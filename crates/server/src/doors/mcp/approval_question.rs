@@ -4,7 +4,7 @@
 use oubliette_protocol::approval::ApprovalRequest;
 use serde_json::{Value, json};
 
-use crate::hidden_chars::is_hidden_char;
+use crate::hidden_chars::write_out_deceptive_chars;
 
 /// How much of a call's arguments a question shows, in characters.
 const MAX_SHOWN_CHARS: usize = 4_000;
@@ -17,7 +17,7 @@ pub(super) fn question(request: &ApprovalRequest) -> Value {
         "mode": "form",
         "message": format!(
             "An agent wants to call {} with {}. Allow this call? ({})",
-            escape_hidden(&request.tool), format_arguments(&request.arguments), request.approval_id
+            write_out_deceptive_chars(&request.tool), format_arguments(&request.arguments), request.approval_id
         ),
         "requestedSchema": {
             "type": "object",
@@ -48,7 +48,7 @@ pub(super) fn question(request: &ApprovalRequest) -> Value {
 
 /// The arguments as JSON. Says so if something of them is left out.
 fn format_arguments(arguments: &Value) -> String {
-    let whole = escape_hidden(&arguments.to_string());
+    let whole = write_out_deceptive_chars(&arguments.to_string());
     let fits = |text: &str| text.chars().nth(MAX_SHOWN_CHARS).is_none();
     if fits(&whole) {
         return whole;
@@ -56,7 +56,7 @@ fn format_arguments(arguments: &Value) -> String {
     let mut with_texts_cut = TEXT_CHARS.into_iter().map(|most| {
         let mut shortened = arguments.clone();
         cut_texts(&mut shortened, most);
-        escape_hidden(&shortened.to_string())
+        write_out_deceptive_chars(&shortened.to_string())
     });
     match with_texts_cut.find(|text| fits(text)) {
         Some(text) => format!("{text} (long texts are cut here; approval_list has more of them)"),
@@ -81,22 +81,6 @@ fn cut_texts(value: &mut Value, most: usize) {
         Value::Object(fields) => fields.values_mut().for_each(|field| cut_texts(field, most)),
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
-}
-
-/// A text with its hidden characters written as JSON writes them.
-fn escape_hidden(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match is_hidden_char(c) {
-            true => escaped.extend(
-                c.encode_utf16(&mut [0; 2])
-                    .iter()
-                    .map(|unit| format!("\\u{unit:04x}")),
-            ),
-            false => escaped.push(c),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]
@@ -126,10 +110,10 @@ mod tests {
 
     #[test]
     fn what_could_not_be_seen_is_written_out() {
-        let hidden = json!({"path": "a\u{202e}b\u{200b}\u{e0041}\u{1b}"});
+        let hidden = json!({"path": "a\u{202e}b\u{200b}\u{e0041}\u{1b} \u{a0}\u{2800}"});
         assert_eq!(
             format_arguments(&hidden),
-            r#"{"path":"a\u202eb\u200b\udb40\udc41\u001b"}"#
+            r#"{"path":"a\u202eb\u200b\udb40\udc41\u001b \u00a0\u2800"}"#
         );
     }
 }
