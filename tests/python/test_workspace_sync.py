@@ -198,3 +198,17 @@ def test_a_pulled_archive_writes_nothing_outside_its_folder(server, admin, proje
     assert put_archive(server, admin, workspace, tar_of(("d/x", b"x"))).status_code == 200
     refused = server.cli("workspace", "pull", str(tmp_path / "linked"), "--project", project, check=False)
     assert refused.returncode == 1 and "link" in refused.stderr and not list(outside.iterdir())
+
+
+def test_no_chain_of_links_that_is_pulled_leads_outside(server, admin, project, tmp_path):
+    """Each link stays inside by its own text, and each leads one folder further up than the one before: with all of them in
+    place, a file of the pulled folder would be one of its owner's."""
+    workspace = workspace_of(server, admin, project)
+    (tmp_path / "secret").write_text("the owner's")
+    links = [("d/a", ".."), ("d/b", "a/.."), ("d/notes", "b/secret"), ("d/inside", "../d/real"), ("d/real", b"x")]
+    assert put_archive(server, admin, workspace, tar_of(*links)).status_code == 200
+    back = tmp_path / "back"
+    pulled = server.cli_json("workspace", "pull", str(back), "--project", project)
+    outside = [path for path in (back / "d").iterdir() if not path.resolve().is_relative_to(back.resolve())]
+    assert outside == [] and pulled["skipped"] == 1, pulled
+    assert (back / "d" / "inside").read_bytes() == b"x"
