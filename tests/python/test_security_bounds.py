@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import socket
+import sqlite3
 
 import pytest
 
@@ -55,6 +57,42 @@ def test_the_events_of_many_children_are_read_within_bounds(server, admin, proje
             found = [sum(len(event.get("text", "")) for event in child["events"]) for child in children]
             assert 0 < sum(found) <= 8 * MIB + MESSAGE, found
         unharmed(server, admin)
+
+
+REPORTS = 24
+"""Reports that a client asks for at once."""
+USED = 600_000
+"""Rows that each of them sums."""
+
+
+def test_reports_of_what_was_used_leave_others_the_database():
+    """A client that may only read asks for sums of all that was ever used, many at once; somebody else's request is
+    answered before nearly all of them."""
+    with running() as server:
+        admin, reader = server.token("admin"), server.token("read")
+        project = server.api("project_create", admin, name="used")["project_id"]
+        if not (server.home / "oubliette.db").exists():
+            pytest.skip("the rows are written into the file of a database")
+        server.stop()
+        with contextlib.closing(sqlite3.connect(server.home / "oubliette.db")) as database, database:
+            database.execute(
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+                " INSERT INTO usage (usage_id, ts, session_id, project_id, agent, model, requests, input_tokens,"
+                " output_tokens, cached_tokens, estimated, tool_calls, turns)"
+                " SELECT 'u' || i, i * 1000, 's' || i % 5000, ?, 'a', 'p/m', 1, 1, 1, 0, 0, 1, 1 FROM n",
+                (USED, project),
+            )
+        server.start()
+        with concurrent.futures.ThreadPoolExecutor(REPORTS) as threads:
+            answers(server, reader, "usage_report", group_by="session")
+            reports = [threads.submit(answers, server, reader, "usage_report", group_by="session") for _ in range(REPORTS)]
+            concurrent.futures.wait(reports, return_when=concurrent.futures.FIRST_COMPLETED)
+            before = sum(report.done() for report in reports)
+            for _ in range(3):
+                answers(server, admin, "session_list")
+            done = sum(report.done() for report in reports)
+            assert done - before <= REPORTS // 4, f"{done - before} of {REPORTS} reports were answered first"
+            assert {report.result()["total"]["requests"] for report in reports} == {USED}
 
 
 # -- recording --------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ use oubliette_protocol::{Error, ProjectId, Result, Scope, SessionId, usage::Usag
 use oubliette_store::{UsageFilter, UsageGroup, UsageSum};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use super::{ActionCall, ActionHandler, Effect};
 
 /// The most rows of one report.
 const MAX_ROWS: u32 = 1000;
+/// Reports at once. Each reads all that was used in its time, and the database has few connections for all readers.
+static REPORTS: Semaphore = Semaphore::const_new(1);
 
 /// What a report has a row for.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
@@ -129,6 +132,7 @@ impl ActionHandler for UsageReporting {
             ReportGroup::Day => UsageGroup::Day,
         };
         app.sessions.usage().settle().await?;
+        let _one_at_a_time = REPORTS.acquire().await.map_err(Error::internal)?;
         let report = app.store.usage_report(&filter, group, MAX_ROWS).await?;
         let rows = report.rows.into_iter().map(|(key, sum)| UsageRow { sum: sum.into(), key });
         Ok(UsageResult { rows: rows.collect(), total: report.total.into() })

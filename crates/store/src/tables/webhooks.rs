@@ -260,6 +260,21 @@ impl StoreWrite for RecordDelivery {
     }
 }
 
+/// Deletes events of the sessions that have most of them, the oldest of each first, so that no session can push those of
+/// others out: an event goes the earlier, the more its session has from it on.
+const TRIM_BY_COUNT: &str = "DELETE FROM webhook_outbox WHERE webhook = $1 AND (session_id, idx) IN
+    (SELECT session_id, idx FROM
+        (SELECT session_id, idx, created_at, COUNT(*) OVER (PARTITION BY session_id ORDER BY idx DESC) AS share
+         FROM webhook_outbox WHERE webhook = $1) AS shares
+     ORDER BY share DESC, created_at, session_id, idx LIMIT $2)";
+/// The same by bytes.
+const TRIM_BY_BYTES: &str = "DELETE FROM webhook_outbox WHERE webhook = $1 AND (session_id, idx) IN
+    (SELECT session_id, idx FROM
+        (SELECT session_id, idx, created_at,
+             SUM(octet_length(body)) OVER (PARTITION BY session_id ORDER BY idx DESC) AS share
+         FROM webhook_outbox WHERE webhook = $1) AS shares
+     ORDER BY share DESC, created_at, session_id, idx LIMIT $2)";
+
 struct TrimOutbox {
     webhook: String,
     max_events: u64,
@@ -285,11 +300,10 @@ impl StoreWrite for TrimOutbox {
             }
             // A tenth at a time where bytes are too many: how large each is is not known.
             let excess = events.saturating_sub(self.max_events).max(events / 10).max(1);
-            let gone = query(
-                "DELETE FROM webhook_outbox WHERE webhook = $1 AND (session_id, idx) IN
-                 (SELECT session_id, idx FROM webhook_outbox WHERE webhook = $1
-                  ORDER BY created_at, session_id, idx LIMIT $2)",
-            )
+            let gone = query(match bytes > self.max_bytes {
+                true => TRIM_BY_BYTES,
+                false => TRIM_BY_COUNT,
+            })
             .bind(&self.webhook)
             .bind(i64::try_from(excess).unwrap_or(i64::MAX))
             .execute(&mut tx.db)
