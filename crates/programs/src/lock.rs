@@ -112,8 +112,9 @@ pub(crate) struct ReadTree {
 
 impl ProgramLock {
     /// Hashes every file of a tree. Nothing may be writing to it. Links are not followed; what is neither a file, a link
-    /// nor a directory, and a link that leads out of the tree to anything but a system directory, is refused.
-    pub(crate) fn read_tree(root: &Path) -> Result<ReadTree> {
+    /// nor a directory, and a link that leads out of the tree to anything but a system directory, is refused. So are files
+    /// that have more than `max_bytes` together: a file with holes can be far longer than what it takes on disk.
+    pub(crate) fn read_tree(root: &Path, max_bytes: u64) -> Result<ReadTree> {
         let mut read = ReadTree {
             lock: ProgramLock { entries: Vec::new() },
             stamps: TreeStamps(Vec::new()),
@@ -145,11 +146,17 @@ impl ProgramLock {
                     LockContent::Link { target }
                 } else if kind.is_file() {
                     read.files += 1;
-                    read.bytes += metadata.size();
+                    read.bytes = read.bytes.saturating_add(metadata.size());
+                    if read.bytes > max_bytes {
+                        return Err(too_much(&format!(
+                            "files of more than {max_bytes} bytes together"
+                        )));
+                    }
                     LockContent::File {
                         executable: metadata.permissions().mode() & 0o111 != 0,
                         size: metadata.size(),
-                        sha256: hash_file(&path).map_err(|error| unreadable(&path, &error))?,
+                        sha256: hash_file(&path, metadata.size())
+                            .map_err(|error| unreadable(&path, &error))?,
                     }
                 } else {
                     return Err(Error::invalid(format!(
@@ -209,8 +216,9 @@ fn check_link(link: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-fn hash_file(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
+/// Hashes a file, of which no more is read than its size was.
+fn hash_file(path: &Path, size: u64) -> io::Result<String> {
+    let mut file = File::open(path)?.take(size);
     let mut hash = Sha256::new();
     let mut chunk = vec![0; 256 * 1024];
     loop {
@@ -234,6 +242,8 @@ fn unreadable(path: &Path, error: &io::Error) -> Error {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+
+    const MAX: u64 = 1 << 20;
 
     fn tree() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -262,11 +272,11 @@ mod tests {
         ];
         for (path, change) in changes {
             let dir = tree();
-            let before = ProgramLock::read_tree(dir.path()).unwrap();
+            let before = ProgramLock::read_tree(dir.path(), MAX).unwrap();
             assert!(before.stamps.unchanged());
             change(dir.path());
             assert!(!before.stamps.unchanged(), "{path}");
-            let after = ProgramLock::read_tree(dir.path()).unwrap();
+            let after = ProgramLock::read_tree(dir.path(), MAX).unwrap();
             assert_eq!(before.lock.first_difference(&after.lock), Some(Path::new(path)));
             assert_eq!(after.lock.first_difference(&before.lock), Some(Path::new(path)));
         }
@@ -275,9 +285,9 @@ mod tests {
     #[test]
     fn a_touched_file_with_the_same_content_has_the_same_lock() {
         let dir = tree();
-        let before = ProgramLock::read_tree(dir.path()).unwrap();
+        let before = ProgramLock::read_tree(dir.path(), MAX).unwrap();
         std::fs::write(dir.path().join("d"), "2").unwrap();
-        let after = ProgramLock::read_tree(dir.path()).unwrap();
+        let after = ProgramLock::read_tree(dir.path(), MAX).unwrap();
         assert_eq!(before.lock.first_difference(&after.lock), None);
         assert_eq!((before.files, before.bytes), (2, 2));
     }
@@ -287,11 +297,20 @@ mod tests {
         for target in ["/etc/passwd", "../../x", "/usr/../etc", "b/../../../x"] {
             let dir = tree();
             symlink(target, dir.path().join("a/out")).unwrap();
-            let error = ProgramLock::read_tree(dir.path()).err().unwrap();
+            let error = ProgramLock::read_tree(dir.path(), MAX).err().unwrap();
             assert!(error.message.contains("a/out"), "{target}: {}", error.message);
         }
         let dir = tree();
         std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
-        assert!(ProgramLock::read_tree(dir.path()).is_err());
+        assert!(ProgramLock::read_tree(dir.path(), MAX).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_mostly_a_hole_is_not_read_to_its_end() {
+        let dir = tree();
+        let file = File::create(dir.path().join("hole")).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let error = ProgramLock::read_tree(dir.path(), MAX).err().unwrap();
+        assert!(error.message.contains("bytes together"), "{}", error.message);
     }
 }

@@ -68,7 +68,7 @@ impl ProgramStore {
         }
         let lock: ProgramLock =
             serde_json::from_slice(&lock).map_err(|error| changed("lock.json").with_cause(error))?;
-        let read = ProgramLock::read_tree(&self.tree(id))
+        let read = ProgramLock::read_tree(&self.tree(id), self.max_tree_bytes().max(manifest.bytes))
             .map_err(|error| changed("A file").with_cause(error.message))?;
         match lock.first_difference(&read.lock) {
             Some(path) => Err(changed(&format!("the file {}", path.display()))),

@@ -201,7 +201,7 @@ impl ProgramStore {
         staging: &StagedInstall,
         place: &Path,
     ) -> Result<ProgramManifest> {
-        let read = ProgramLock::read_tree(&staging.tree())?;
+        let read = ProgramLock::read_tree(&staging.tree(), self.max_tree_bytes())?;
         let lock = serde_json::to_vec(&read.lock).map_err(Error::internal)?;
         manifest.lock_sha256 = hex::encode(Sha256::digest(&lock));
         (manifest.bytes, manifest.files) = (read.bytes, read.files);
@@ -251,6 +251,11 @@ impl ProgramStore {
             dir,
             progress,
         })
+    }
+
+    /// How long the files of a program may be together: as much as an installation may have on disk.
+    pub(super) fn max_tree_bytes(&self) -> u64 {
+        self.sandboxes.limits.disk_mb.saturating_mul(1 << 20)
     }
 
     fn run_in(&self, staging: &StagedInstall) -> InstallRun {
