@@ -131,14 +131,15 @@ mod tests {
         let dirs = |names: &[&str]| names.iter().map(|name| root.path().join(name)).collect();
         let (same, below, other) = <(CountedWriters, CountedWriters, CountedWriters)>::default();
         let own = RegisteredWriters::register(dirs(&["shared", "own"]), CountedWriters::default());
-        let _same = RegisteredWriters::register(dirs(&["shared", "theirs"]), same.clone());
-        let _below = RegisteredWriters::register(dirs(&["own/below"]), below.clone());
-        let _other = RegisteredWriters::register(dirs(&["shared-not", "o"]), other.clone());
+        let same_writers = RegisteredWriters::register(dirs(&["shared", "theirs"]), same.clone());
+        let below_writers = RegisteredWriters::register(dirs(&["own/below"]), below.clone());
+        let other_writers = RegisteredWriters::register(dirs(&["shared-not", "o"]), other.clone());
         let usage = own.count_while_stopped(|| DiskUsage::NOTHING);
         assert!(usage.complete);
         let stopped = [same, below, other].map(|writers| writers.stopped.load(Ordering::SeqCst));
         assert_eq!(stopped, [1, 1, 0]);
-        assert!(own.were_stopped_within(u32::MAX) && !_other.were_stopped_within(u32::MAX));
+        let within = |writers: &RegisteredWriters| writers.were_stopped_within(u32::MAX);
+        assert!(within(&own) && within(&same_writers) && within(&below_writers) && !within(&other_writers));
     }
 
     #[test]
