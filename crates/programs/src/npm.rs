@@ -375,7 +375,7 @@ fn read_bins(
     }
     match bins.is_empty() {
         true => Err(Error::invalid(format!(
-            "{package} has no command: it is a library, not a program"
+            "{package} has no command: it is a library, not a program; name the package whose command is to be run"
         ))),
         false => Ok(bins),
     }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     manifest::{BinCommand, Interpreter, ProgramId},
-    python_interpreter::{INTERPRETER_DIRS, find_interpreter, no_interpreter, wanted_python},
+    python_interpreter::{INTERPRETER_DIRS, SEEN_DIR, find_interpreter, no_interpreter, wanted_python},
     registries::{CredentialAccess, PipConfig},
     sandboxed::{InstallRun, InstallStep, SCRATCH_INSIDE, StepOutput},
     tree_file::{read_start, read_text},
@@ -57,7 +57,7 @@ impl PypiInstaller<'_> {
             .pip_install(&python, package, id, tree, &wheels, CredentialAccess::Given)
             .await?;
         if let Some(wanted) = wanted_python(&package.version, &output) {
-            python = find_interpreter(&INTERPRETER_DIRS, &wanted)
+            python = find_interpreter(&INTERPRETER_DIRS, SEEN_DIR, &wanted)
                 .await
                 .ok_or_else(|| no_interpreter(package, &wanted))?;
             self.run.progress.begin(format!("installing for {python}"));
@@ -208,7 +208,7 @@ impl PypiInstaller<'_> {
     fn failure(&self, what: &str, output: &StepOutput) -> Error {
         if says_missing(output) {
             return Error::not_found(format!(
-                "{what}: the index has no such package or version ({})",
+                "{what}: the index has no such package or version ({}); check both with `pip index versions`",
                 self.config.hosts
             ))
             .with_cause(output.stderr.as_str());
@@ -220,18 +220,32 @@ impl PypiInstaller<'_> {
             ))
             .with_cause(output.stderr.as_str());
         }
-        let last = output.stderr.lines().rfind(|line| line.starts_with("ERROR: "));
-        let last: String = last
+        let lines = || {
+            output
+                .stderr
+                .lines()
+                .map(str::trim)
+                .filter(|line| !line.is_empty())
+        };
+        let reported = lines().rfind(|line| line.starts_with("ERROR: "));
+        let last: String = reported
+            .or_else(|| lines().next_back())
             .unwrap_or("pip failed")
             .trim_start_matches("ERROR: ")
             .chars()
             .filter(|c| !c.is_control())
             .take(400)
             .collect();
+        let advice = match reported {
+            Some(_) => format!(
+                "The index may be broken ({}); try again, or read",
+                self.config.hosts
+            ),
+            // It was not pip that failed, or not by what an index sent.
+            None => "Read".to_owned(),
+        };
         Error::unavailable(format!(
-            "{what} could not be installed: {last}. The index may be broken ({}); try again, or read pip's words in the \
-             server's log",
-            self.config.hosts
+            "{what} could not be installed: {last}. {advice} pip's words in the server's log"
         ))
         .with_cause(output.stderr.as_str())
     }
@@ -299,7 +313,7 @@ fn read_bins(tree: &Path, package: &PackageRef) -> Result<BTreeMap<String, BinCo
     }
     match bins.is_empty() {
         true => Err(Error::invalid(format!(
-            "{package} has no command: it is a library, not a program"
+            "{package} has no command: it is a library, not a program; name the package whose command is to be run"
         ))),
         false => Ok(bins),
     }

@@ -1,6 +1,6 @@
 //! The host's Python interpreters: which one a package needs, and which of those that are there will do.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use oubliette_protocol::{Error, program::PackageRef};
 
@@ -11,6 +11,8 @@ use crate::{
 
 /// The host's directories in which interpreters are looked for. Every sandbox sees them.
 pub(crate) const INTERPRETER_DIRS: [&str; 2] = ["/usr/local/bin", "/usr/bin"];
+/// What every sandbox sees of the host's files: an interpreter and its library have to be in it.
+pub(crate) const SEEN_DIR: &str = "/usr";
 /// How long an interpreter may take to say its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -43,8 +45,12 @@ pub(crate) fn wanted_python(version: &str, output: &StepOutput) -> Option<String
     (wanted.len() <= 100 && wanted.chars().all(plain)).then(|| wanted.to_owned())
 }
 
-/// The newest interpreter in these folders, `python3.N`, that satisfies a specifier.
-pub(crate) async fn find_interpreter(dirs: &[&str], specifier: &str) -> Option<String> {
+/// The newest interpreter in these folders, `python3.N`, that satisfies a specifier and whose file is below `seen`.
+///
+/// The path is that of the file itself, not of a link to it: an environment made with a link looks for Python's library
+/// beside the link.
+pub(crate) async fn find_interpreter(dirs: &[&str], seen: &str, specifier: &str) -> Option<String> {
+    let seen = Path::new(seen).canonicalize().ok()?;
     let mut found: Vec<(u64, String)> = Vec::new();
     for dir in dirs {
         for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -57,6 +63,10 @@ pub(crate) async fn find_interpreter(dirs: &[&str], specifier: &str) -> Option<S
     }
     found.sort();
     for (minor, path) in found.into_iter().rev() {
+        let file = Path::new(&path).canonicalize().ok();
+        let Some(file) = file.filter(|file| file.starts_with(&seen)) else {
+            continue;
+        };
         // Its name does not say which 3.N.x it is.
         let named = InterpreterVersion {
             major: 3,
@@ -65,7 +75,7 @@ pub(crate) async fn find_interpreter(dirs: &[&str], specifier: &str) -> Option<S
         };
         let version = interpreter_version(&path).await.unwrap_or(named);
         if python_specifier_allows(specifier, version) {
-            return Some(path);
+            return file.to_str().map(str::to_owned);
         }
     }
     None
@@ -129,9 +139,33 @@ mod tests {
             (">=3.12.9,<3.13", None),
             (">=3.14", None),
         ] {
-            let found = find_interpreter(&dirs, wanted).await;
+            let found = find_interpreter(&dirs, dirs[0], wanted).await;
             assert_eq!(found.as_ref(), expected, "{wanted}");
         }
+    }
+
+    #[tokio::test]
+    async fn of_a_linked_interpreter_the_file_is_used_and_one_that_no_sandbox_sees_is_not() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let install = |dir: &str, version: &str| {
+            std::fs::create_dir_all(root.join(dir)).unwrap();
+            let file = root.join(dir).join("python");
+            std::fs::write(&file, format!("#!/bin/sh\necho Python {version}\n")).unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+            file
+        };
+        let seen = install("usr/lib/python-3.12", "3.12.1");
+        let unseen = install("home/python-3.13", "3.13.0");
+        let bin = root.join("usr/bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        symlink(&seen, bin.join("python3.12")).unwrap();
+        symlink(&unseen, bin.join("python3.13")).unwrap();
+        symlink(root.join("gone"), bin.join("python3.14")).unwrap();
+        let (dirs, usr) = ([bin.to_str().unwrap()], root.join("usr"));
+        let found = find_interpreter(&dirs, usr.to_str().unwrap(), ">=3.12").await;
+        assert_eq!(found.as_deref(), seen.to_str());
     }
 
     #[test]
