@@ -88,6 +88,8 @@ pub(crate) fn agent_environment(
         for name in ["NO_PROXY", "no_proxy"] {
             env.insert(name.into(), "127.0.0.1,localhost,::1".into());
         }
+        // Node.js heeds the variables above only with this one.
+        env.insert("NODE_USE_ENV_PROXY".into(), "1".into());
     }
     let definition = &plan.entry.definition;
     let given = |set: &IndexMap<String, String>| {

@@ -85,7 +85,9 @@ pub(super) async fn connect_and_list(
         Ok(Err(fault)) => fault,
         Err(_) => {
             let step = step.as_str();
-            UpstreamFault::new(format!("not ready within {limit} ms: still {step}"))
+            UpstreamFault::new(format!(
+                "not ready within {limit} ms, the limit that timeouts.startupMs in its tool.json raises: still {step}"
+            ))
         }
     };
     Err(resources.abandon(fault).await)

@@ -135,6 +135,8 @@ fn sandbox_spec(
                     .env
                     .push((name.into(), "localhost,127.0.0.1,::1".into()));
             }
+            // Node.js heeds the variables above only with this one.
+            process_spec.env.push(("NODE_USE_ENV_PROXY".into(), "1".into()));
         }
     }
     for (name, value) in &stdio.env {
@@ -260,6 +262,7 @@ mod tests {
                 .map(|(_, value)| value.as_str())
         };
         assert_eq!(value("HTTPS_PROXY"), Some("http://127.0.0.1:19998"));
+        assert_eq!(value("NODE_USE_ENV_PROXY"), Some("1"));
         assert_eq!(value("NO_PROXY"), Some("mine"), "its own environment wins");
         let (listed, _) = sandbox_spec_for(json!({"network":"proxy","egress":["a.org"]})).unwrap();
         assert_eq!(
