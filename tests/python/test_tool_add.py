@@ -30,3 +30,20 @@ def test_a_server_of_a_block_that_cannot_be_started_does_not_hide_the_others(reg
         assert plain["ok"] and "@plain/about" in plain["tools"], plain
         notes = "\n".join(added["notes"])
         assert "keyed: pinned to npm:small@1.0.0" in notes and "plain: a sandbox does not see /Users/me/notes" in notes, notes
+
+
+def test_a_new_program_says_that_it_has_no_network_and_runs_its_scripts_only_when_asked(registry):
+    registry.add_tool_server("small", scripts={"postinstall": "touch ran"})
+    with running(env=registry.env) as server:
+        admin = server.token("admin")
+        command = ["npx", "-y", "small", "--dir=/home/me/notes"]
+        plain = server.api("tool_add", admin, command=command)
+        notes = "\n".join(plain["notes"])
+        assert "runs without network" in notes and "--network proxy" in notes, notes
+        assert "install scripts were skipped: small" in notes and "a sandbox does not see /home/me/notes" in notes, notes
+        added = server.api("tool_add", admin, command=command, id="scripted", scripts=True, network="proxy")
+        notes = "\n".join(added["notes"])
+        assert "without network" not in notes and "skipped" not in notes, notes
+        assert added["tests"][0]["ok"] and added["entries"][0]["definition"]["program"]["scripts"], added
+        ran = [(server.home / "programs" / one["programs"][0] / "tree/node_modules/small/ran").exists() for one in (plain, added)]
+        assert ran == [False, True]

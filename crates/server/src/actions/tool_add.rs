@@ -59,6 +59,9 @@ pub(crate) struct ToolAdd {
     /// Whether each new program is started once, to list its tools. Default: true.
     #[serde(default = "default_test")]
     pub test: bool,
+    /// Whether the install scripts of new programs are run, in the sandbox of the installation. Default: false.
+    #[serde(default)]
+    pub scripts: bool,
     /// Whether only `planned` is answered, and nothing is installed or written. Default: false.
     #[serde(default)]
     pub dry_run: bool,
@@ -130,7 +133,7 @@ impl ActionHandler for ToolAdd {
         }
         let mut pinned = Vec::new();
         for server in &mut servers {
-            pinned.push(pin_package(call, server).await?);
+            pinned.push(pin_package(call, server, self.scripts).await?);
         }
         if self.dry_run {
             call.note_detail(json!({ "dry_run": true }));
@@ -139,7 +142,7 @@ impl ActionHandler for ToolAdd {
         // All are installed before any is written, so that what cannot be installed leaves nothing behind.
         let mut installed = Vec::new();
         for (server, package) in servers.iter_mut().zip(&pinned) {
-            installed.push(install(call, server, package.as_ref()).await?);
+            installed.push(install(call, server, package.as_ref(), self.scripts).await?);
         }
         let mut entries = Vec::new();
         for server in &servers {
@@ -248,17 +251,29 @@ impl ToolAdd {
 }
 
 /// Makes the entry of a command that would fetch a package a program, pinned to the version found; returns the package.
-async fn pin_package(call: &ActionCall<'_>, server: &mut ImportedServer) -> Result<Option<PackageRef>> {
+async fn pin_package(
+    call: &ActionCall<'_>,
+    server: &mut ImportedServer,
+    scripts: bool,
+) -> Result<Option<PackageRef>> {
     let Some(package) = server.package.take() else {
         return Ok(None);
     };
     let pinned = call.app.programs.find_version(&package.request).await?;
     let spec = ProgramSpec {
         bin: package.bin,
+        scripts,
         ..ProgramSpec::of(&pinned)
     };
     server.notes.extend(package.notes);
     server.notes.push(format!("pinned to {pinned}"));
+    if server.definition["network"] == json!(NetworkAccess::None) {
+        server.notes.push(
+            "it runs without network; if it has to reach the web, set \"network\": \"proxy\" in its tool.json, or add it \
+             with --network proxy"
+                .into(),
+        );
+    }
     if let Value::Object(definition) = &mut server.definition {
         definition.remove("command");
         definition.insert("program".into(), json!(spec));
@@ -274,11 +289,12 @@ async fn install(
     call: &ActionCall<'_>,
     server: &mut ImportedServer,
     package: Option<&PackageRef>,
+    scripts: bool,
 ) -> Result<Option<ProgramManifest>> {
     let Some(package) = package else {
         return Ok(None);
     };
-    let installed = call.app.programs.install(package, false).await?;
+    let installed = call.app.programs.install(package, scripts).await?;
     server.notes.extend(program::install_notes(&installed));
     Ok(Some(installed))
 }

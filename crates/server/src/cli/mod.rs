@@ -369,6 +369,15 @@ fn report_usage_error(error: &clap::Error) -> ExitCode {
         print_line(&Error::invalid(said).body().to_string());
     }
     let _ = error.print();
+    if wrong
+        && let Some(line) = tool::with_separator(
+            std::env::args_os()
+                .skip(1)
+                .map(|arg| arg.to_string_lossy().into_owned()),
+        )
+    {
+        eprintln!("\nThe command that starts a tool server stands after `--`: {line}");
+    }
     match wrong {
         true => ExitCode::from(2),
         false => ExitCode::SUCCESS,

@@ -73,6 +73,9 @@ pub(crate) enum ToolCommand {
         /// Do not start the new programs to see whether they work.
         #[arg(long)]
         no_test: bool,
+        /// Run the install scripts of new programs, in the sandbox of the installation.
+        #[arg(long)]
+        scripts: bool,
     },
     /// Start a catalog entry in a temporary workspace, list its tools and the time it took.
     Test {
@@ -227,8 +230,9 @@ async fn execute(
             isolation,
             replace,
             no_test,
+            scripts,
         } => {
-            let mut arguments = json!({ "replace": replace, "test": !no_test });
+            let mut arguments = json!({ "replace": replace, "test": !no_test, "scripts": scripts });
             match file {
                 Some(file) => arguments["servers"] = files::read_json_object(&file)?,
                 None => arguments["command"] = json!(command),
@@ -282,6 +286,21 @@ async fn execute(
         ToolCommand::Test { .. } | ToolCommand::Explain { .. } => {}
     }
     Ok(CommandOutcome::Done)
+}
+
+/// The command line of `tool add` with the `--` that is missing before a command, if that is what is wrong with it.
+pub(crate) fn with_separator(args: impl Iterator<Item = String>) -> Option<String> {
+    let args: Vec<String> = args.collect();
+    let add = args.windows(2).position(|pair| pair == ["tool", "add"])? + 2;
+    let begins =
+        |word: &String| ["npx", "bunx", "uvx", "pipx", "npm", "node", "docker"].contains(&word.as_str());
+    let command = add + args[add..].iter().position(begins)?;
+    if args[add..command].iter().any(|word| word == "--") {
+        return None;
+    }
+    let options = args[add..command].iter().map(|word| format!("{word} "));
+    let (options, command) = (options.collect::<String>(), args[command..].join(" "));
+    Some(format!("oubliette tool add {options}-- {command}"))
 }
 
 /// Adds tool servers to the catalog, and says what became of them.
@@ -438,5 +457,22 @@ fn format_call_result(result: &Value) -> String {
     match blocks.is_empty() {
         true => pretty_json(&result["structuredContent"]),
         false => shown.collect::<Vec<_>>().join("\n").trim_end().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_without_its_separator_is_shown_with_it() {
+        let shown = |line: &str| with_separator(line.split_whitespace().map(str::to_owned));
+        assert_eq!(
+            shown("--home h tool add --id e npx -y @s/x").as_deref(),
+            Some("oubliette tool add --id e -- npx -y @s/x")
+        );
+        for line in ["tool add -- npx --y", "tool add file --what", "run npx -y x"] {
+            assert_eq!(shown(line), None, "{line}");
+        }
     }
 }

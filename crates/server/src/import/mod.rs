@@ -6,6 +6,8 @@
 
 mod package_command;
 
+use std::collections::BTreeSet;
+
 use oubliette_protocol::{
     CatalogId, Error, JsonObject, Result,
     agent::NetworkAccess,
@@ -55,7 +57,8 @@ pub(crate) fn import_command(
         Some(ServerIsolation::Host) => None,
         Some(ServerIsolation::Sandbox) | None => parse_package_command(program, args).transpose().map_err(|error| {
             Error::invalid(format!(
-                "command: {}. Install it with `oubliette program install`, or add it with --network proxy in a tool.json",
+                "command: {}. Give it as `{program} PACKAGE ARGUMENTS`; what only {program} itself can fetch is run as a command, by \
+                 a tool.json with \"command\", \"args\" and \"network\": \"proxy\" (`oubliette tool put`)",
                 error.message
             ))
         })?,
@@ -232,7 +235,10 @@ fn stdio_definition(
         notes.push(format!("{base} {FETCHES}, and sandboxes have no network: add it with --network proxy, or install the server and name its program"));
     }
     if in_sandbox {
-        notes.extend(words.iter().filter(|word| is_unseen_path(word)).map(|word| {
+        let values = env.values().filter_map(Value::as_str);
+        let given = words.iter().map(|word| option_value(word)).chain(values);
+        let unseen: BTreeSet<&str> = given.filter(|word| is_unseen_path(word)).collect();
+        notes.extend(unseen.into_iter().map(|word| {
             format!(
                 "a sandbox does not see {word}: name /workspace, which is the session's workspace, or show the path with \
                  `read_only` in tool.json and [trust] read_only in oubliette.toml"
@@ -251,7 +257,15 @@ fn stdio_definition(
     Ok(definition)
 }
 
-/// Whether an argument is a path of a user's machine, which is not there in a sandbox: one in a directory that holds
+/// The value of an argument such as `--dir=/home/me`; any other argument as it is.
+fn option_value(word: &str) -> &str {
+    match word.split_once('=') {
+        Some((option, value)) if option.starts_with('-') => value,
+        _ => word,
+    }
+}
+
+/// Whether a text is a path of a user's machine, which is not there in a sandbox: one in a directory that holds
 /// users' files, as configurations of other clients name it. Of other paths nothing is known.
 fn is_unseen_path(word: &str) -> bool {
     let drive = word.as_bytes();

@@ -81,6 +81,15 @@ fn a_path_that_no_sandbox_sees_is_named() {
             "{path}"
         );
     }
+    let block = json!({"mcpServers": {"f": {"command": "npx", "args": ["-y", "@s/db", "--db=/home/me/x.db", "--url=https://h/home/"],
+        "env": {"MEMORY_FILE_PATH": "/Users/me/memory.json", "LEVEL": "2"}}}});
+    let notes = &import(block)[0].notes;
+    assert!(
+        notes.len() == 2
+            && notes[0].contains("see /home/me/x.db:")
+            && notes[1].contains("see /Users/me/memory.json:"),
+        "{notes:?}"
+    );
     for word in [
         "/workspace",
         "/usr/share/dict",
