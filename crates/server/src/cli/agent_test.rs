@@ -12,12 +12,19 @@ use super::{client::ActionClient, output::field_text};
 pub(crate) const DEFAULT_PROMPT: &str = "Say hello in one short sentence.";
 /// How long one turn may take: the first start may install a package.
 const TURN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// How long an agent of another's making may run in its turn without asking a model: without its settings it tries to
+/// reach a service of its own, for many minutes.
+const NO_MODEL_TIMEOUT: Duration = Duration::from_secs(3 * 60);
 /// How long one request for events waits, in milliseconds.
 const POLL_MS: u64 = 20_000;
 
 /// Runs the test and returns its report: `ok`, `steps`, `tools`, `text`, `errors`, `remedies`.
 pub(crate) async fn run(client: &ActionClient, slug: &str, prompt: &str) -> Result<Value> {
-    client.call("agent_get", json!({ "slug": slug })).await?;
+    let agent = client.call("agent_get", json!({ "slug": slug })).await?;
+    let tested = TestedAgent {
+        slug,
+        is_acp: agent["definition"]["runtime"]["kind"] == "acp",
+    };
     let project = client
         .call(
             "project_create",
@@ -25,8 +32,8 @@ pub(crate) async fn run(client: &ActionClient, slug: &str, prompt: &str) -> Resu
         )
         .await?;
     let project = field_text(&project, "project_id");
-    let tested = tokio::select! {
-        tested = run_turn(client, &project, slug, prompt) => tested,
+    let report = tokio::select! {
+        report = run_turn(client, &project, tested, prompt) => report,
         _ = tokio::signal::ctrl_c() => Err(Error::unavailable("the test was interrupted")),
     };
     // Left behind if it cannot be deleted; the test's result matters more.
@@ -34,7 +41,15 @@ pub(crate) async fn run(client: &ActionClient, slug: &str, prompt: &str) -> Resu
     let _ = client
         .call("project_delete", json!({ "project_id": project }))
         .await;
-    tested
+    report
+}
+
+/// The agent that is tested.
+#[derive(Clone, Copy)]
+struct TestedAgent<'a> {
+    slug: &'a str,
+    /// Whether it is another program than the built-in agent.
+    is_acp: bool,
 }
 
 /// Ends the sessions of a project, which cannot be deleted before.
@@ -49,11 +64,16 @@ async fn end_sessions(client: &ActionClient, project: &str) -> Result<()> {
     Ok(())
 }
 
-async fn run_turn(client: &ActionClient, project: &str, slug: &str, prompt: &str) -> Result<Value> {
-    let message = json!({ "message": prompt, "project_id": project, "agent": slug });
+async fn run_turn(
+    client: &ActionClient,
+    project: &str,
+    agent: TestedAgent<'_>,
+    prompt: &str,
+) -> Result<Value> {
+    let message = json!({ "message": prompt, "project_id": project, "agent": agent.slug });
     let started = client.call("session_message", message).await?;
     let session = field_text(&started, "session_id");
-    let followed = follow(client, &session).await;
+    let followed = follow(client, &session, agent).await;
     let seen = client.call("session_get", json!({ "session_id": session })).await;
     let recorded = client
         .call(
@@ -61,30 +81,57 @@ async fn run_turn(client: &ActionClient, project: &str, slug: &str, prompt: &str
             json!({ "session_id": session, "max_events": 1000 }),
         )
         .await;
-    let (events, recorded) = (followed?, recorded?);
+    let (followed, recorded) = (followed?, recorded?);
+    let events = &followed.events;
     let recorded = recorded["events"].as_array().cloned().unwrap_or_default();
     let of_type = |kind: &'static str| events.iter().filter(move |event| event["type"] == kind);
-    let errors: Vec<&Value> = of_type("error").map(|event| &event["message"]).collect();
+    let mut errors: Vec<String> = of_type("error")
+        .map(|event| field_text(event, "message"))
+        .collect();
+    errors.extend(followed.unfinished.clone());
+    errors.extend(no_model_answered(&recorded));
     let completed = of_type("turn_completed").next();
     let started = of_type("status").any(|event| event["status"] == "running");
     let remedies: Vec<String> = match errors.is_empty() {
         true => Vec::new(),
-        false => remedies(slug, started, &recorded),
+        false => remedies(agent, started, &recorded),
     };
+    let text = completed.map_or_else(
+        || of_type("delta").map(|event| field_text(event, "text")).collect(),
+        |event| field_text(event, "text"),
+    );
     Ok(json!({
-        "slug": slug,
+        "slug": agent.slug,
         "ok": completed.is_some() && errors.is_empty(),
-        "steps": steps(&events, &recorded),
+        "steps": steps(events, &recorded),
         "tools": seen.ok().map(|seen| seen["tools_listed"].clone()),
-        "text": completed.map(|event| event["text"].clone()),
+        "text": text,
         "errors": errors,
         "remedies": remedies,
     }))
 }
 
+/// The error of a turn in which the model's provider answered no request. Some agents report it as their own words and end
+/// the turn as if all were well.
+fn no_model_answered(recorded: &[Value]) -> Option<String> {
+    let statuses: Vec<u64> = recorded
+        .iter()
+        .filter(|event| event["kind"] == "model_request")
+        .filter_map(|event| event["status"].as_u64())
+        .collect();
+    match statuses.is_empty() || statuses.iter().any(|status| *status < 400) {
+        true => None,
+        false => Some(format!(
+            "none of its {} model requests was answered",
+            statuses.len()
+        )),
+    }
+}
+
 /// What to do about a failed test, where the errors do not say it: agents seldom show more than a few words of what a
 /// model provider answered, and none knows where its key is written.
-fn remedies(slug: &str, started: bool, recorded: &[Value]) -> Vec<String> {
+fn remedies(agent: TestedAgent<'_>, started: bool, recorded: &[Value]) -> Vec<String> {
+    let slug = agent.slug;
     let refused = recorded.iter().rev().find(|event| {
         let failed = event["status"].as_u64().is_some_and(|status| status >= 400);
         event["kind"] == "model_request" && failed
@@ -101,6 +148,7 @@ fn remedies(slug: &str, started: bool, recorded: &[Value]) -> Vec<String> {
             ),
             Some(429) => "its rate or its budget is used up: wait, or raise it there".to_owned(),
             Some(502..=504) => "it cannot be reached or does not answer: check `base_url`".to_owned(),
+            Some(500..) => "it failed itself: try again, and look at its log or its status page".to_owned(),
             _ => "it does not accept what this agent asks: check that the provider speaks the API that `oubliette agent \
                 presets` names for it, and has the agent's model"
                 .to_owned(),
@@ -108,6 +156,13 @@ fn remedies(slug: &str, started: bool, recorded: &[Value]) -> Vec<String> {
         let status = &request["status"];
         return vec![format!(
             "the model provider [providers.{provider}] of oubliette.toml answered {status}; {what}"
+        )];
+    }
+    let asked = recorded.iter().any(|event| event["kind"] == "model_request");
+    if agent.is_acp && started && !asked {
+        return vec![format!(
+            "it asked no model of oubliette.toml: `env` or `args` of `runtime` in agents/{slug}/agent.json have to give it the \
+             address ${{model_url:PROVIDER}}, in the way this agent takes one (`oubliette agent presets` has some that work)"
         )];
     }
     // Its tools were ready, so it was the agent that failed.
@@ -121,28 +176,66 @@ fn remedies(slug: &str, started: bool, recorded: &[Value]) -> Vec<String> {
     }
 }
 
-/// The session's events until its turn is over.
-async fn follow(client: &ActionClient, session: &str) -> Result<Vec<Value>> {
+/// The events of a test's session.
+struct FollowedTurn {
+    events: Vec<Value>,
+    /// Why the turn was given up, if it was.
+    unfinished: Option<String>,
+}
+
+/// The session's events until its turn is over, or is given up.
+async fn follow(client: &ActionClient, session: &str, agent: TestedAgent<'_>) -> Result<FollowedTurn> {
     let deadline = Instant::now() + TURN_TIMEOUT;
+    let mut running_since: Option<Instant> = None;
     let mut events: Vec<Value> = Vec::new();
     let mut since = -1;
+    let has_status = |events: &[Value], wanted: &[&str]| {
+        events.iter().any(|event| {
+            event["type"] == "status" && event["status"].as_str().is_some_and(|s| wanted.contains(&s))
+        })
+    };
     while Instant::now() < deadline {
         let poll =
             json!({ "session_id": session, "since_index": since, "max_events": 1000, "wait_ms": POLL_MS });
         let page = client.call("session_events", poll).await?;
         since = page["last_index"].as_i64().unwrap_or(since);
         events.extend(page["events"].as_array().cloned().unwrap_or_default());
-        let over = |event: &Value| {
-            event["type"] == "status" && matches!(event["status"].as_str(), Some("idle" | "failed" | "ended"))
-        };
-        if events.iter().any(over) {
-            return Ok(events);
+        if has_status(&events, &["idle", "failed", "ended"]) {
+            return Ok(FollowedTurn {
+                events,
+                unfinished: None,
+            });
+        }
+        if running_since.is_none() && has_status(&events, &["running"]) {
+            running_since = Some(Instant::now());
+        }
+        let waited = running_since.is_some_and(|since| since.elapsed() >= NO_MODEL_TIMEOUT);
+        if agent.is_acp && waited && !has_asked_model(client, session).await? {
+            let minutes = NO_MODEL_TIMEOUT.as_secs() / 60;
+            return Ok(FollowedTurn {
+                events,
+                unfinished: Some(format!(
+                    "after {minutes} minutes of its turn it has asked no model"
+                )),
+            });
         }
     }
-    Err(Error::timeout(format!(
-        "the agent's turn is not over after {} minutes",
-        TURN_TIMEOUT.as_secs() / 60
-    )))
+    Ok(FollowedTurn {
+        events,
+        unfinished: Some(format!(
+            "its turn is not over after {} minutes",
+            TURN_TIMEOUT.as_secs() / 60
+        )),
+    })
+}
+
+/// Whether the session's agent has asked a model.
+async fn has_asked_model(client: &ActionClient, session: &str) -> Result<bool> {
+    let asked = json!({ "session_id": session, "kinds": ["model_request"], "max_events": 1 });
+    let found = client.call("debugger_events", asked).await?;
+    Ok(found["events"]
+        .as_array()
+        .is_some_and(|events| !events.is_empty()))
 }
 
 /// How long each step took, in milliseconds, from the times of the events.
@@ -225,6 +318,22 @@ pub(crate) fn format_report(report: &Value) -> String {
 mod tests {
     use super::*;
 
+    const WRITER: TestedAgent<'static> = TestedAgent {
+        slug: "writer",
+        is_acp: true,
+    };
+
+    #[test]
+    fn a_turn_whose_model_requests_all_failed_is_not_a_success() {
+        let asked = |statuses: &[u64]| {
+            let event = |status: &u64| json!({"kind": "model_request", "status": status});
+            no_model_answered(&statuses.iter().map(event).collect::<Vec<_>>())
+        };
+        assert_eq!(asked(&[]), None, "a script asks none");
+        assert_eq!(asked(&[502, 200]), None);
+        assert!(asked(&[502, 502]).is_some_and(|said| said.contains("none of its 2")));
+    }
+
     #[test]
     fn the_installation_of_a_package_is_a_step_of_its_own() {
         let event = |second: u32, status: &str, reason: Option<&str>| {
@@ -251,7 +360,7 @@ mod tests {
             let event =
                 json!({"kind": "model_request", "provider": "mine", "path": "/v1/x", "status": status});
             remedies(
-                "writer",
+                WRITER,
                 true,
                 &[json!({"kind": "model_request", "status": 200}), event],
             )
@@ -259,17 +368,27 @@ mod tests {
         };
         assert!(asked(401).contains("[providers.mine]") && asked(401).contains("api_key_env"));
         assert!(asked(404).contains("/v1/x") && asked(404).contains("base_url"));
-        assert!(asked(502).contains("base_url"));
+        assert!(asked(502).contains("base_url") && asked(500).contains("failed itself"));
         assert!(asked(200).is_empty());
         let ready = [json!({"kind": "build_finished"})];
         assert!(
-            remedies("writer", false, &ready)
+            remedies(WRITER, false, &ready)
                 .join("")
                 .contains("agents/writer/agent.json")
         );
-        assert!(remedies("writer", true, &ready).is_empty());
         assert!(
-            remedies("writer", false, &[]).is_empty(),
+            remedies(WRITER, true, &ready)
+                .join("")
+                .contains("${model_url:PROVIDER}"),
+            "it started and asked no model"
+        );
+        let built_in = TestedAgent {
+            is_acp: false,
+            ..WRITER
+        };
+        assert!(remedies(built_in, true, &ready).is_empty());
+        assert!(
+            remedies(WRITER, false, &[]).is_empty(),
             "a provider without a key is said by the error"
         );
     }
