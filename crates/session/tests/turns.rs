@@ -139,7 +139,11 @@ async fn an_agent_that_cannot_start_fails_the_session_with_its_last_words() {
     let fixture = SessionFixture::new().await;
     for (fixture, how, words) in [
         (&fixture, "dies", "oops, no licence"),
-        (&hasty, "mute", "did not answer initialize"),
+        (
+            &hasty,
+            "mute",
+            "did not answer initialize within 2 s, the limit that start_timeout of [session]",
+        ),
         (&fixture, "rubbish", "not ACP"),
         (&fixture, "flood", "line longer"),
     ] {

@@ -374,6 +374,11 @@ impl ServerConfig {
             turn_timeout: self.session.turn_timeout,
             idle_sleep: self.session.idle_sleep,
             initialize_timeout: self.session.start_timeout,
+            // Opening a conversation is a part of the start; agents take longer for it than to answer at all.
+            open_timeout: self
+                .session
+                .start_timeout
+                .max(SessionConfig::default().open_timeout),
             max_depth: self.session.max_depth,
             max_sessions: self.session.max_sessions,
             session_buffer_bytes: self.limits.session_buffer_bytes,

@@ -86,8 +86,8 @@ fn a_path_that_no_sandbox_sees_is_named() {
     let notes = &import(block)[0].notes;
     assert!(
         notes.len() == 2
-            && notes[0].contains("see /home/me/x.db:")
-            && notes[1].contains("see /Users/me/memory.json:"),
+            && notes[0].contains("see /Users/me/memory.json:")
+            && notes[1].contains("see /home/me/x.db:"),
         "{notes:?}"
     );
     for word in [

@@ -333,7 +333,8 @@ impl AgentProcess {
                 Ok(message) => message,
                 Err(_) => {
                     let text = format!(
-                        "the agent did not answer {method} within {} s",
+                        "the agent did not answer {method} within {} s, the limit that start_timeout of [session] in \
+                         oubliette.toml raises",
                         timeout.as_secs_f32()
                     );
                     return Err(Error::timeout(self.with_output(text)));
