@@ -38,6 +38,8 @@ const HURRIED_PAUSE: u32 = 5;
 const STOPPED_PAUSE: u32 = 50;
 /// How often a measurement that is not complete is repeated.
 const TRIES: usize = 3;
+/// How often in a row it is put off to take what cannot be counted to be the writers', because more of them were starting.
+const MAX_POSTPONED: u32 = 5;
 /// Maximum number of measurements at once, of all watches.
 static MEASURING: Semaphore = Semaphore::const_new(2);
 /// Only one measurement at a time stops writers: it lets them go on in the end, and others may share them.
@@ -73,6 +75,8 @@ struct DiskMeasurement {
     usage: DiskUsage,
     used_space: u64,
     took: Duration,
+    /// Whether writers were just starting that could not be stopped.
+    saw_starts: bool,
 }
 
 impl DiskMeasurement {
@@ -136,6 +140,7 @@ impl DiskWatch {
     pub async fn exceeded(&self) -> DiskUsage {
         let mut last = self.measure_while(WriterActivity::Running).await;
         let mut foreign = ForeignSpace(last.uncounted());
+        let mut postponed = 0;
         while !last.usage.over {
             self.wait(last).await;
             last = self.measure_while(WriterActivity::Running).await;
@@ -150,6 +155,9 @@ impl DiskWatch {
             last = self.measure_while(WriterActivity::Stopped).await;
             if last.usage.complete {
                 foreign = ForeignSpace(last.uncounted());
+                postponed = 0;
+            } else if last.saw_starts && postponed < MAX_POSTPONED {
+                postponed += 1;
             } else if foreign.own_bytes(&last) > self.cap {
                 last.usage.bytes = last.usage.bytes.max(foreign.own_bytes(&last));
                 last.usage.over = true;
@@ -191,24 +199,30 @@ impl DiskWatch {
             // Until it has ended, also if nobody waits for it any more.
             let _only_one = only_one;
             let begun = Instant::now();
-            let mut usage = DiskUsage::UNKNOWN;
+            let (mut usage, mut saw_starts) = (DiskUsage::UNKNOWN, false);
             for _ in 0..TRIES {
                 let count = || measure_all(&paths, cap, writers.as_deref());
-                usage = match (&writers, state) {
-                    (Some(writers), WriterActivity::Stopped) => writers.count_while_stopped(count),
-                    _ => count(),
+                (usage, saw_starts) = match (&writers, state) {
+                    (Some(writers), WriterActivity::Stopped) => {
+                        let counted = writers.count_while_stopped(count);
+                        (counted.usage, counted.saw_starts)
+                    }
+                    _ => (count(), false),
                 };
                 if usage.complete || usage.over {
                     break;
                 }
             }
-            (usage, begun.elapsed())
+            (usage, begun.elapsed(), saw_starts)
         });
-        let (usage, took) = counted.await.unwrap_or((DiskUsage::UNKNOWN, Duration::ZERO));
+        let (usage, took, saw_starts) = counted
+            .await
+            .unwrap_or((DiskUsage::UNKNOWN, Duration::ZERO, false));
         DiskMeasurement {
             usage,
             used_space,
             took,
+            saw_starts,
         }
     }
 
@@ -256,6 +270,7 @@ mod tests {
             },
             used_space,
             took: Duration::ZERO,
+            saw_starts: false,
         };
         let first = measured(10, 1000);
         let mut foreign = ForeignSpace(first.uncounted());
@@ -304,6 +319,10 @@ mod tests {
     impl StoppedWriters for StoppedHiding {
         fn have_not_run(&self) -> bool {
             true
+        }
+
+        fn saw_starts(&self) -> bool {
+            false
         }
     }
 

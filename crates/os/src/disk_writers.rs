@@ -25,6 +25,16 @@ pub trait DiskWriters: Send + Sync {
 pub trait StoppedWriters {
     /// Whether all of them stopped, none has run since, and none was started.
     fn have_not_run(&self) -> bool;
+
+    /// Whether some were just starting, which is a reason for an incomplete count that is nobody's fault.
+    fn saw_starts(&self) -> bool;
+}
+
+/// A count for which writers were stopped.
+pub(crate) struct StoppedCount {
+    pub(crate) usage: DiskUsage,
+    /// Whether writers were just starting.
+    pub(crate) saw_starts: bool,
 }
 
 /// The writers of every watch.
@@ -54,7 +64,7 @@ impl RegisteredWriters {
     /// Counts while all who write into one of the same directories are stopped. The count is not complete if one of them
     /// may have run meanwhile. Only one such count may be under way, because it lets writers go on in the end. Blocks the
     /// thread.
-    pub(crate) fn count_while_stopped(&self, count: impl FnOnce() -> DiskUsage) -> DiskUsage {
+    pub(crate) fn count_while_stopped(&self, count: impl FnOnce() -> DiskUsage) -> StoppedCount {
         let begun = Instant::now();
         let sharing = self.sharing();
         let stopped: Vec<_> = sharing.iter().map(|other| other.writers.stop()).collect();
@@ -62,13 +72,15 @@ impl RegisteredWriters {
         usage.complete &= stopped.iter().all(|stopped| stopped.have_not_run());
         // Whoever came meanwhile was not stopped.
         let was_stopped = |other: &Arc<Self>| sharing.iter().any(|known| Arc::ptr_eq(known, other));
-        usage.complete &= self.sharing().iter().all(was_stopped);
+        let somebody_came = !self.sharing().iter().all(was_stopped);
+        usage.complete &= !somebody_came;
+        let saw_starts = somebody_came || stopped.iter().any(|stopped| stopped.saw_starts());
         drop(stopped);
         let now = Instant::now();
         for other in &sharing {
             *lock(&other.last_stop) = Some((now, now - begun));
         }
-        usage
+        StoppedCount { usage, saw_starts }
     }
 
     /// Whether they were stopped less than `pause` times as long ago as that took.
@@ -123,6 +135,10 @@ mod tests {
         fn have_not_run(&self) -> bool {
             true
         }
+
+        fn saw_starts(&self) -> bool {
+            false
+        }
     }
 
     #[test]
@@ -134,8 +150,8 @@ mod tests {
         let same_writers = RegisteredWriters::register(dirs(&["shared", "theirs"]), same.clone());
         let below_writers = RegisteredWriters::register(dirs(&["own/below"]), below.clone());
         let other_writers = RegisteredWriters::register(dirs(&["shared-not", "o"]), other.clone());
-        let usage = own.count_while_stopped(|| DiskUsage::NOTHING);
-        assert!(usage.complete);
+        let counted = own.count_while_stopped(|| DiskUsage::NOTHING);
+        assert!(counted.usage.complete && !counted.saw_starts);
         let stopped = [same, below, other].map(|writers| writers.stopped.load(Ordering::SeqCst));
         assert_eq!(stopped, [1, 1, 0]);
         let within = |writers: &RegisteredWriters| writers.were_stopped_within(u32::MAX);
@@ -148,12 +164,12 @@ mod tests {
         let dirs = vec![dir.path().to_owned()];
         let own = RegisteredWriters::register(dirs.clone(), CountedWriters::default());
         let mut came = None;
-        let usage = own.count_while_stopped(|| {
+        let counted = own.count_while_stopped(|| {
             came = Some(RegisteredWriters::register(dirs, CountedWriters::default()));
             DiskUsage::NOTHING
         });
-        assert!(!usage.complete);
+        assert!(!counted.usage.complete && counted.saw_starts);
         drop(came);
-        assert!(own.count_while_stopped(|| DiskUsage::NOTHING).complete);
+        assert!(own.count_while_stopped(|| DiskUsage::NOTHING).usage.complete);
     }
 }

@@ -5,7 +5,7 @@
 //! [`SandboxGroup`], and its limits hold for all sandboxes that run in it together: by a cgroup, and where there is none
 //! by counting ([`crate::local`]'s `group_watch`).
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::driver::{PinnedImage, SandboxError};
 use crate::handle::ProcessTreeControl;
 use crate::local::cgroup::{Cgroup, SandboxCgroup};
 use crate::nameless_files::nameless_usage;
-use crate::process_table::{StoppedProcesses, TopProcesses};
+use crate::process_table::StoppedProcesses;
 use crate::{ResourceLimits, spec::SandboxSpec};
 
 /// Maximum number of sandboxes that run in a group at once. Each costs the host a few processes and mounts of
@@ -190,22 +190,21 @@ impl DiskWriters for SandboxGroup {
     }
 
     fn stop(&self) -> Box<dyn StoppedWriters> {
-        let joined = Cell::new(0);
+        let before = RefCell::new((0, Vec::new()));
         let processes = StoppedProcesses::stop_below(|| {
             let state = self.state();
-            joined.set(state.next_member);
+            *before.borrow_mut() = (state.next_member, state.starting());
             let running = state.members.iter().filter_map(|member| member.running.as_ref());
-            TopProcesses {
-                pids: running
-                    .filter_map(|(pid, _)| Some((*pid)?.as_raw_pid()))
-                    .collect(),
-                more_are_starting: state.members.iter().any(|member| member.running.is_none()),
-            }
+            running
+                .filter_map(|(pid, _)| Some((*pid)?.as_raw_pid()))
+                .collect()
         });
+        let (joined, starting) = before.into_inner();
         Box::new(StoppedGroup {
             group: self.clone(),
             processes,
-            joined: joined.get(),
+            joined,
+            starting,
         })
     }
 }
@@ -216,16 +215,33 @@ struct StoppedGroup {
     processes: StoppedProcesses,
     /// How many sandboxes had joined the group until then.
     joined: u64,
+    /// Which of them did not run yet.
+    starting: Vec<u64>,
 }
 
 impl StoppedWriters for StoppedGroup {
     fn have_not_run(&self) -> bool {
-        // A sandbox that was started meanwhile was not stopped.
-        self.processes.have_not_run() && self.group.state().next_member == self.joined
+        let state = self.group.state();
+        // A sandbox that was started meanwhile, or had been and began to run, was not stopped.
+        let has_begun =
+            |member: &GroupMember| member.running.is_some() && self.starting.contains(&member.number);
+        state.next_member == self.joined
+            && !state.members.iter().any(has_begun)
+            && self.processes.have_not_run()
+    }
+
+    fn saw_starts(&self) -> bool {
+        !self.starting.is_empty() || self.group.state().next_member != self.joined
     }
 }
 
 impl GroupState {
+    /// The sandboxes that do not run yet.
+    fn starting(&self) -> Vec<u64> {
+        let starting = self.members.iter().filter(|member| member.running.is_none());
+        starting.map(|member| member.number).collect()
+    }
+
     fn uncounted(&self) -> (bool, bool) {
         let cgroup = self.cgroup.as_ref();
         let (memory, pids) = cgroup.map_or((false, false), |cgroup| cgroup.controllers());
@@ -350,5 +366,20 @@ mod tests {
             ..ResourceLimits::default()
         });
         assert_eq!(group.uncounted(), (false, true));
+    }
+
+    #[tokio::test]
+    async fn what_begins_to_run_during_a_count_was_not_stopped() {
+        let group = SandboxGroup::new("test", ResourceLimits::default());
+        let starting = group.join(None).unwrap();
+        let stopped = group.stop();
+        assert!(stopped.have_not_run() && stopped.saw_starts());
+        let (control, _other_end) = tokio::net::UnixStream::pair().unwrap();
+        starting.set_running(None, Arc::new(ProcessTreeControl::new(control)));
+        assert!(!stopped.have_not_run());
+        let stopped = group.stop();
+        assert!(stopped.have_not_run() && !stopped.saw_starts());
+        let _joined = group.join(None).unwrap();
+        assert!(!stopped.have_not_run());
     }
 }

@@ -97,13 +97,6 @@ pub(crate) fn processes_below(tops: impl IntoIterator<Item = i32>) -> Vec<i32> {
     found
 }
 
-/// The processes at the top of sandboxes.
-pub(crate) struct TopProcesses {
-    pub(crate) pids: Vec<i32>,
-    /// Whether sandboxes are starting, whose processes are not among them yet.
-    pub(crate) more_are_starting: bool,
-}
-
 /// Processes that are stopped until this is dropped.
 pub(crate) struct StoppedProcesses {
     /// Parents before their children.
@@ -117,13 +110,13 @@ impl StoppedProcesses {
     /// Stops all processes below these, which go on: they end their sandbox when the server ends. Parents are stopped
     /// before their children and continued after them, so that none sees its children stop. `tops` is asked again and
     /// again, because others may be starting. Blocks the thread until all have stopped, for a second at most.
-    pub(crate) fn stop_below(tops: impl Fn() -> TopProcesses) -> Self {
+    pub(crate) fn stop_below(tops: impl Fn() -> Vec<i32>) -> Self {
         let mut stopped = Self::stop_all_below(tops);
         stopped.switches = switches_of_all(&stopped.pids);
         stopped
     }
 
-    fn stop_all_below(tops: impl Fn() -> TopProcesses) -> Self {
+    fn stop_all_below(tops: impl Fn() -> Vec<i32>) -> Self {
         let deadline = Instant::now() + STOP_TIMEOUT;
         let mut known = HashSet::new();
         let mut stopped = Self {
@@ -135,13 +128,10 @@ impl StoppedProcesses {
             // The signal alone stops nobody: one thread of a process has to run to receive it, and until then the other
             // threads go on. And only when all have stopped, the list of processes after that is complete.
             let have_stopped = stopped.pids.iter().all(|pid| is_stopped(*pid));
-            let TopProcesses {
-                pids: tops,
-                more_are_starting,
-            } = tops();
+            let tops = tops();
             let mut found = processes_below(tops.iter().copied());
             found.retain(|pid| !tops.contains(pid) && known.insert(*pid));
-            if found.is_empty() && have_stopped && !more_are_starting {
+            if found.is_empty() && have_stopped {
                 stopped.are_all_stopped = true;
                 return stopped;
             }
@@ -149,7 +139,7 @@ impl StoppedProcesses {
             stopped.pids.extend(found);
             if Instant::now() > deadline {
                 let mut late = stopped.pids.iter().filter(|pid| !is_stopped(**pid));
-                stopped.are_all_stopped = !more_are_starting && late.all(|pid| waits_for_stopped_child(*pid));
+                stopped.are_all_stopped = late.all(|pid| waits_for_stopped_child(*pid));
                 return stopped;
             }
             std::thread::sleep(STOP_POLL);
@@ -271,13 +261,6 @@ fn parse_status(status: &str) -> Option<(i32, ProcessUsage)> {
 mod tests {
     use super::*;
 
-    fn below_only(top: i32) -> TopProcesses {
-        TopProcesses {
-            pids: vec![top],
-            more_are_starting: false,
-        }
-    }
-
     #[test]
     fn proc_files_are_read_as_the_kernel_writes_them() {
         let status = "Name:\ta\nPPid:\t42\nRssAnon:\t     300 kB\nThreads:\t9\n";
@@ -308,7 +291,7 @@ mod tests {
         let below = processes_below([own]);
         assert!(below.contains(&own) && below.contains(&grandchild));
         assert!(!processes_below([grandchild]).contains(&own));
-        let stopped = std::iter::repeat_with(|| StoppedProcesses::stop_below(|| below_only(top)))
+        let stopped = std::iter::repeat_with(|| StoppedProcesses::stop_below(|| vec![top]))
             .find(StoppedProcesses::have_not_run)
             .unwrap();
         assert!(is_stopped(grandchild));
@@ -334,7 +317,7 @@ mod tests {
         std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
         let below = children_of(top);
         assert_eq!(below.len(), 1);
-        let stopped = std::iter::repeat_with(|| StoppedProcesses::stop_below(|| below_only(top)))
+        let stopped = std::iter::repeat_with(|| StoppedProcesses::stop_below(|| vec![top]))
             .find(StoppedProcesses::have_not_run)
             .unwrap();
         below.iter().for_each(|pid| send(*pid, Signal::CONT));
@@ -347,15 +330,6 @@ mod tests {
         assert!(!stopped.have_not_run(), "it is stopped, and ran all the same");
         below.iter().for_each(|pid| send(*pid, Signal::KILL));
         child.wait().unwrap();
-    }
-
-    #[test]
-    fn nothing_is_said_to_be_stopped_while_more_is_starting() {
-        let starting = || TopProcesses {
-            pids: Vec::new(),
-            more_are_starting: true,
-        };
-        assert!(!StoppedProcesses::stop_below(starting).have_not_run());
     }
 
     #[test]
@@ -381,7 +355,7 @@ mod tests {
         let below: Vec<i32> = children_of(top);
         assert_eq!(below.len(), 8);
         for _ in 0..20 {
-            let stopped = StoppedProcesses::stop_below(|| below_only(top));
+            let stopped = StoppedProcesses::stop_below(|| vec![top]);
             // On a machine that is very busy a second may not be enough; it must be said then.
             assert_eq!(
                 stopped.are_all_stopped,
