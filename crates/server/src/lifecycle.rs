@@ -213,7 +213,8 @@ mod tests {
         // Its tasks, which are started before the control socket, use the database.
         let config = "[server]\nlisten = \"127.0.0.1:0\"\n\
                       [[webhook]]\nurl = \"http://127.0.0.1:1/\"\nevents = [\"error\"]\nsecret_env = \"SECRET\"";
-        let secret = |_: &str| Some("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned());
+        let secret =
+            |name: &str| (name == "SECRET").then(|| "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned());
         let options = ServeOptions {
             config: ServerConfig::parse(config, "oubliette.toml", &secret).unwrap(),
             home: home.clone(),
