@@ -27,8 +27,11 @@ pub(crate) const INIT_COMMAND: &str = "sandbox-init";
 pub(crate) struct LaunchOrder {
     /// The payload: the program and its arguments. The inner stage refuses an empty list.
     pub(crate) argv: Vec<String>,
-    /// Its whole environment.
+    /// Its environment: the whole of it, unless `image_env` adds the image's.
     pub(crate) env: Vec<(String, String)>,
+    /// Set where the image's environment is known only inside: the inner stage's own comes before `env`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) image_env: Option<InheritedEnv>,
     /// Its working directory.
     pub(crate) cwd: PathBuf,
     /// TCP ports to forward to Unix sockets.
@@ -43,6 +46,13 @@ pub(crate) struct LaunchOrder {
     /// Who kills the processes the payload leaves behind.
     #[serde(rename = "family")]
     pub(crate) cleanup: DescendantCleanup,
+}
+
+/// How the payload gets the environment of its image.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct InheritedEnv {
+    /// Variables for what neither the image nor the order has.
+    pub(crate) defaults: Vec<(String, String)>,
 }
 
 /// Who may connect to a forwarded port.

@@ -93,6 +93,7 @@ impl SandboxDriver for HostDriver {
         let order = LaunchOrder {
             argv: spec.argv.iter().map(|word| paths.rewrite_word(word)).collect(),
             env,
+            image_env: None,
             cwd: if no_workspace {
                 "/".into()
             } else {

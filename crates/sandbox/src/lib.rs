@@ -19,7 +19,8 @@
 //! - `socket_peers`: which processes may use a sandbox's sockets where no namespace decides it.
 //! - `control_protocol`: the messages between the driver and the inner stage.
 //! - [`inner`]: the inner stage, the first process (pid 1) of every sandbox; part of `oubliette-client`.
-//! - `docker`: the driver for a container engine; `stage`: the connection between a container and the server.
+//! - `docker`: the driver for a container engine; `container`: what such drivers share.
+//! - `stage`: the connection between a container and the server.
 //! - `stop`: ends a tool server gracefully.
 //!
 //! Without the feature `driver` only the inner stage is built, and with `remote-stage` the container's end of that
@@ -34,6 +35,8 @@ pub mod spec;
 #[cfg(feature = "remote-stage")]
 pub mod stage;
 
+#[cfg(feature = "driver")]
+mod container;
 #[cfg(feature = "driver")]
 mod docker;
 #[cfg(feature = "driver")]

@@ -1,7 +1,7 @@
 //! Translation of a spec into a container.
 
 use std::collections::HashMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use bollard::models::{
     ContainerCreateBody, HealthConfig, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig, Mount,
@@ -10,51 +10,17 @@ use bollard::models::{
 
 use super::DockerDriverInner;
 use super::image::ImageDefaults;
-use crate::control_protocol::{AllowedPeers, DescendantCleanup, LaunchOrder, PayloadConfinement, Rlimits};
+use crate::container::{
+    OUR_MEMORY, RUN_BYTES, SANDBOX_LABEL, SCOPE_LABEL, SERVER_LABEL, SESSION_LABEL, STAGE_DIR,
+    temporary_bytes,
+};
 use crate::driver::{PinnedImage, SandboxError};
-use crate::spec::{CLIENT, HOME, MountAccess, PATH, SandboxNetwork, SandboxSpec, WORKSPACE};
+use crate::spec::{CLIENT, HOME, MountAccess, SandboxNetwork, SandboxSpec, WORKSPACE};
 
-/// Where the stage's directory is inside.
-const STAGE_DIR: &str = "/opt/oubliette/stage";
 /// Processes and threads of ours in a container: the stage and the inner stage.
 const OUR_PROCESSES: u64 = 4;
-/// Memory of ours in a container.
-const OUR_MEMORY: u64 = 32 << 20;
-/// Maximum sizes of temporary file systems: `/run` and the directories of sockets, and `/tmp` if memory is not limited.
-const RUN_BYTES: u64 = 16 << 20;
-const DEFAULT_TMP_MB: u64 = 1024;
 /// Maximum size of what stands in for a volume of the image.
 const VOLUME_BYTES: u64 = 256 << 20;
-
-/// Labels by which a later server finds containers.
-pub(super) const SCOPE_LABEL: &str = "oubliette.scope";
-pub(super) const SERVER_LABEL: &str = "oubliette.server";
-const SESSION_LABEL: &str = "oubliette.session";
-const SANDBOX_LABEL: &str = "oubliette.sandbox";
-
-/// Checks that the spec has a program, valid inside paths and existing host paths.
-pub(super) fn check(spec: &SandboxSpec) -> Result<(), SandboxError> {
-    let invalid = |text: String| Err(SandboxError::Invalid(text));
-    if spec.argv.is_empty() {
-        return invalid("there is no program to run".into());
-    }
-    let inside = spec.mounts.iter().map(|mount| &mount.inside);
-    for path in inside.chain(spec.sockets.iter().map(|socket| &socket.inside)) {
-        let plain = path
-            .components()
-            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-        if !path.is_absolute() || !plain || path == Path::new("/") {
-            return invalid(format!("{} cannot be a place inside a sandbox", path.display()));
-        }
-    }
-    let hosts = spec.mounts.iter().map(|mount| &mount.host);
-    for path in hosts.chain(&spec.workspace).chain(&spec.home) {
-        if !path.exists() {
-            return invalid(format!("{} does not exist", path.display()));
-        }
-    }
-    Ok(())
-}
 
 /// The container. It has no arguments or environment of the program.
 pub(super) fn container(
@@ -133,13 +99,6 @@ fn host_config(
     })
 }
 
-fn temporary_bytes(spec: &SandboxSpec) -> u64 {
-    spec.limits
-        .memory_mb
-        .map_or(DEFAULT_TMP_MB, |mb| (mb / 2).max(16))
-        << 20
-}
-
 /// Temporary file systems, which count against the container's memory.
 fn temporary_file_systems(
     driver: &DockerDriverInner,
@@ -194,8 +153,12 @@ fn mounts(
     let mut all: Vec<(PathBuf, PathBuf, MountAccess)> = vec![
         (driver.config.client.clone(), CLIENT.into(), read_only),
         (stage_dir.into(), STAGE_DIR.into(), read_only),
-        (driver.user_file("passwd"), "/etc/passwd".into(), read_only),
-        (driver.user_file("group"), "/etc/group".into(), read_only),
+        (
+            driver.user_files().path("passwd"),
+            "/etc/passwd".into(),
+            read_only,
+        ),
+        (driver.user_files().path("group"), "/etc/group".into(), read_only),
     ];
     let writable = MountAccess::ReadWrite;
     all.extend(
@@ -230,94 +193,4 @@ fn mounts(
             })
         })
         .collect()
-}
-
-impl DockerDriverInner {
-    /// A file that names the container's user, which images do not know: some programs do not start without a name.
-    pub(super) fn user_file(&self, name: &str) -> PathBuf {
-        self.config.run_dir.join("container-etc").join(name)
-    }
-
-    /// Writes those files.
-    pub(super) fn write_user_files(&self) -> std::io::Result<()> {
-        use std::os::unix::fs::PermissionsExt;
-        let user = self.user;
-        let passwd = format!(
-            "root:x:0:0:root:/root:/bin/sh\nagent:x:{}:{}:agent:{HOME}:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-            user.uid, user.gid
-        );
-        let group = format!("root:x:0:\nagent:x:{}:\nnogroup:x:65534:\n", user.gid);
-        for (name, text) in [("passwd", passwd), ("group", group)] {
-            let path = self.user_file(name);
-            if let Some(dir) = path.parent() {
-                std::fs::create_dir_all(dir)?;
-            }
-            if std::fs::read_to_string(&path).is_ok_and(|old| old == text) {
-                continue;
-            }
-            let aside = path.with_extension("new");
-            std::fs::write(&aside, text)?;
-            std::fs::set_permissions(&aside, std::fs::Permissions::from_mode(0o644))?;
-            std::fs::rename(aside, path)?;
-        }
-        Ok(())
-    }
-}
-
-/// What the inner stage is to set up and start. The image's environment comes first, then ours, then the spec's.
-pub(super) fn order(spec: SandboxSpec, defaults: ImageDefaults) -> LaunchOrder {
-    let mut env = defaults.env;
-    let mut set = |name: &str, value: &str| {
-        env.retain(|(other, _)| other != name);
-        env.push((name.to_owned(), value.to_owned()));
-    };
-    for (name, value) in [("HOME", HOME), ("TMPDIR", "/tmp"), ("USER", "agent")] {
-        set(name, value);
-    }
-    for (name, value) in &spec.env {
-        set(name, value);
-    }
-    for (name, value) in [("PATH", PATH), ("LANG", "C.UTF-8")] {
-        if !env.iter().any(|(other, _)| other == name) {
-            env.push((name.to_owned(), value.to_owned()));
-        }
-    }
-    let mut write: Vec<PathBuf> = [HOME, "/tmp", "/run", "/dev/shm"].map(PathBuf::from).into();
-    write.extend(spec.workspace.iter().map(|_| PathBuf::from(WORKSPACE)));
-    let writable = spec.mounts.iter();
-    let writable = writable.filter(|mount| mount.access == MountAccess::ReadWrite);
-    write.extend(writable.map(|mount| mount.inside.clone()));
-    write.extend(defaults.volumes.iter().map(PathBuf::from));
-    // Without a workspace there is no /workspace to start in: it starts in its home.
-    let cwd = match spec.workspace.is_none() && spec.cwd.starts_with(WORKSPACE) {
-        true => HOME.into(),
-        false => spec.cwd,
-    };
-    LaunchOrder {
-        argv: spec.argv,
-        env,
-        cwd,
-        forwards: spec.forwards,
-        allowed_peers: match spec.network {
-            SandboxNetwork::None => AllowedPeers::Anyone,
-            SandboxNetwork::Host => AllowedPeers::SameUser,
-        },
-        confine: Some(PayloadConfinement {
-            // The whole image may be read; what may be written is the same as the mounts allow.
-            read: vec!["/".into()],
-            write,
-            list: Vec::new(),
-            devices: vec!["/dev".into()],
-            inet: true,
-            landlock_required: false,
-        }),
-        rlimits: Rlimits {
-            open_files: spec.limits.open_files,
-            processes: None,
-            data: None,
-            file_size: spec.limits.workspace_mb.map(|mb| mb.saturating_mul(1024 * 1024)),
-        },
-        // The inner stage is not the first process here.
-        cleanup: DescendantCleanup::Descendants,
-    }
 }

@@ -80,7 +80,7 @@ pub(super) async fn prepare(
 }
 
 /// An image's name is passed on to the engine in a path, and shown: only what references consist of.
-fn check_name(name: &str) -> Result<(), SandboxError> {
+pub(crate) fn check_name(name: &str) -> Result<(), SandboxError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@".contains(&byte);
     let plain = name.bytes().all(allowed) && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
     let wrong = name.len() > MAX_NAME_BYTES || !plain || name.contains("..") || name.contains("//");

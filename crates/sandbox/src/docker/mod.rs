@@ -7,26 +7,28 @@
 //! - [`engine`]: the engine's API, with errors that say what to do.
 //! - [`image`]: finding or pulling an image, and which exactly it is.
 //! - [`configuration`]: translates a spec into a container.
-//! - [`ownership`]: gives files to the container's user where the server is root.
 //! - [`running`]: one container from its start to its removal.
 //! - [`probe`]: what the engine can do; removes what a killed server left.
 
 mod configuration;
 mod engine;
 mod image;
-mod ownership;
 mod probe;
 mod running;
 
-use std::collections::HashSet;
+pub(crate) use image::check_name as check_image_name;
+
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::container;
+use crate::container::ownership::FileOwnership;
+use crate::container::user_files::UserFiles;
 use crate::driver::{PinnedImage, SandboxDriver, SandboxError, SandboxReport};
 use crate::group::SandboxGroup;
 use crate::handle::RunningSandbox;
@@ -37,9 +39,6 @@ use crate::local::scope_of;
 use crate::stage::server_end::StageUser;
 use crate::{IsolationLevel, SandboxPaths, SandboxSpec, TotalLimits};
 use engine::Engine;
-
-/// The user of containers when the server is root, who may not be the user inside. No distribution has a user with it.
-const USER_OF_ROOTS_SERVER: u32 = 64_646;
 
 /// Configuration of the docker driver.
 #[derive(Debug, Clone)]
@@ -79,8 +78,7 @@ struct DockerDriverInner {
     server: ServerIdentity,
     next_stage: AtomicU64,
     user: StageUser,
-    /// Workspaces whose files have been given to the container's user.
-    given: Mutex<HashSet<PathBuf>>,
+    ownership: FileOwnership,
     /// The last probe, and one probe at a time.
     probed: tokio::sync::Mutex<Option<(std::time::Instant, SandboxReport)>>,
 }
@@ -88,17 +86,7 @@ struct DockerDriverInner {
 impl DockerDriver {
     /// Creates the driver, and removes in the background what an earlier server left.
     pub async fn new(config: DockerDriverConfig, total: TotalLimits) -> Result<Self, SandboxError> {
-        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-        let user = match uid.is_root() {
-            true => StageUser {
-                uid: USER_OF_ROOTS_SERVER,
-                gid: USER_OF_ROOTS_SERVER,
-            },
-            false => StageUser {
-                uid: uid.as_raw(),
-                gid: gid.as_raw(),
-            },
-        };
+        let user = container::container_user();
         let driver = Self {
             inner: Arc::new(DockerDriverInner {
                 engine: Engine::new(&config.host)?,
@@ -108,7 +96,7 @@ impl DockerDriver {
                 group_watch: Arc::default(),
                 next_stage: AtomicU64::new(0),
                 user,
-                given: Mutex::default(),
+                ownership: FileOwnership::new(user),
                 probed: tokio::sync::Mutex::default(),
                 config,
             }),
@@ -167,7 +155,7 @@ impl SandboxDriver for DockerDriver {
 
     async fn spawn(&self, spec: SandboxSpec) -> Result<RunningSandbox, SandboxError> {
         self.inner.refusal().await?;
-        configuration::check(&spec)?;
+        container::check(&spec)?;
         let group = spec
             .group
             .clone()
@@ -195,36 +183,13 @@ impl DockerDriverInner {
         format!("oubliette-{}-{}-{number}", self.scope, self.server)
     }
 
-    /// The directory of a stage. Its path is kept short: the path of a socket has at most 107 bytes.
+    /// The directory of a stage.
     fn stage_dir(&self, stage: &str) -> PathBuf {
-        let number = stage.rsplit('-').next().unwrap_or_default();
-        self.config
-            .run_dir
-            .join(format!("stage-{}-{number}", self.server))
+        container::stage_dir(&self.config.run_dir, self.server, stage)
     }
 
-    /// Gives what the spec lets the program write to the container's user, if the server is root.
-    async fn give_files(self: &Arc<Self>, spec: &SandboxSpec) -> Result<(), SandboxError> {
-        if !rustix::process::geteuid().is_root() {
-            return Ok(());
-        }
-        let mut trees: Vec<PathBuf> = spec.home.iter().cloned().collect();
-        let writable = spec.mounts.iter();
-        let writable = writable.filter(|mount| mount.access == crate::MountAccess::ReadWrite);
-        trees.extend(writable.map(|mount| mount.host.clone()));
-        if let Some(workspace) = &spec.workspace {
-            let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-            if given.insert(workspace.clone()) || !ownership::is_owned_by(workspace, self.user) {
-                trees.push(workspace.clone());
-            }
-        }
-        let user = self.user;
-        let given = tokio::task::spawn_blocking(move || {
-            trees.iter().try_for_each(|tree| ownership::give(tree, user))
-        });
-        given
-            .await
-            .map_err(|error| SandboxError::setup("giving files to the container's user", error))?
-            .map_err(|error| SandboxError::setup("giving files to the container's user", error))
+    /// The files that name the container's user.
+    fn user_files(&self) -> UserFiles {
+        UserFiles::new(&self.config.run_dir, self.user)
     }
 }

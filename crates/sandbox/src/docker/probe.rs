@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use bollard::models::SystemInfo;
 use bollard::query_parameters::{ListContainersOptions, RemoveContainerOptions};
 
-use super::configuration::{SCOPE_LABEL, SERVER_LABEL};
 use super::{DockerDriverInner, image};
 use crate::IsolationLevel;
+use crate::container::{self, SCOPE_LABEL, SERVER_LABEL, first_process};
 use crate::driver::{SandboxCheck, SandboxError, SandboxReport};
 use crate::local::group_watch;
 use crate::local::leftovers::ServerIdentity;
@@ -80,7 +80,7 @@ impl DockerDriverInner {
         let user = self.check_user(&info);
         report.ok &= user.ok;
         report.checks.push(user);
-        let client = self.check_client();
+        let client = first_process::check(&self.config.client);
         report.ok &= client.ok;
         report.checks.push(client);
         report.checks.push(self.check_image().await);
@@ -152,27 +152,6 @@ impl DockerDriverInner {
         )
     }
 
-    /// Whether `oubliette-client` can start in any image.
-    fn check_client(&self) -> SandboxCheck {
-        let client = &self.config.client;
-        match is_static(client) {
-            Ok(true) => SandboxCheck::passed("first process", format!("{}, static", client.display())),
-            Ok(false) => SandboxCheck::passed(
-                "first process",
-                format!(
-                    "{}, linked to this machine's C library: it starts only in images that have the same or a later one; \
-                     release builds are static",
-                    client.display()
-                ),
-            ),
-            Err(error) => SandboxCheck::failed(
-                "first process",
-                format!("{}: {error}", client.display()),
-                crate::host::REINSTALL,
-            ),
-        }
-    }
-
     /// Whether the default image is there. It is pulled when it is first needed.
     async fn check_image(&self) -> SandboxCheck {
         let Some(name) = &self.config.image else {
@@ -207,7 +186,7 @@ impl DockerDriverInner {
 
     /// Removes containers of this home whose server does not run any more.
     async fn remove_leftovers(&self) -> Result<usize, SandboxError> {
-        self.remove_stale_stage_dirs();
+        container::remove_stale_stage_dirs(&self.config.run_dir);
         let docker = self.engine.client().await?;
         let label = format!("{SCOPE_LABEL}={}", self.scope);
         let options = ListContainersOptions {
@@ -238,23 +217,6 @@ impl DockerDriverInner {
             }
         }
         Ok(removed)
-    }
-
-    fn remove_stale_stage_dirs(&self) {
-        for entry in std::fs::read_dir(&self.config.run_dir)
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let name = entry.file_name();
-            let server = name.to_str().and_then(|name| {
-                let (server, _number) = name.strip_prefix("stage-")?.rsplit_once('-')?;
-                server.parse::<ServerIdentity>().ok()
-            });
-            if server.is_some_and(|server| !server.is_running()) {
-                let _ = oubliette_os::remove_tree_blocking(&entry.path());
-            }
-        }
     }
 }
 
@@ -296,29 +258,4 @@ fn limit_checks(info: &SystemInfo) -> Vec<SandboxCheck> {
         check("process limit", info.pids_limit),
         check("cpu limit", info.cpu_cfs_quota),
     ]
-}
-
-/// Whether a program is linked statically: an ELF file without an interpreter.
-fn is_static(program: &std::path::Path) -> std::io::Result<bool> {
-    use std::io::Read;
-    const PT_INTERP: u32 = 3;
-    let mut head = Vec::new();
-    std::fs::File::open(program)?.take(4096).read_to_end(&mut head)?;
-    let number = |at: usize, len: usize| {
-        let bytes = head.get(at..at + len)?;
-        Some(
-            bytes
-                .iter()
-                .rev()
-                .fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)),
-        )
-    };
-    let interpreted = || {
-        let (start, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-        (0..count).find_map(|n| {
-            let at = usize::try_from(start + n * size).ok()?;
-            (number(at, 4)? == u64::from(PT_INTERP)).then_some(())
-        })
-    };
-    Ok(head.starts_with(b"\x7fELF") && interpreted().is_none())
 }

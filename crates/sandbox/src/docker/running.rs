@@ -18,6 +18,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::engine::is_not_found;
 use super::{DockerDriverInner, configuration, image};
+use crate::container::launch_order::{self, ImageEnv};
 use crate::driver::{PinnedImage, SandboxError};
 use crate::group::GroupMembership;
 use crate::handle::{
@@ -142,14 +143,14 @@ impl Container {
     async fn start(&self, spec: SandboxSpec, session: &str) -> Result<StartedContainer, SandboxError> {
         let driver = &self.driver;
         let defaults = image::defaults(&driver.engine, &self.image).await?;
-        driver.give_files(&spec).await?;
+        driver.ownership.give(&spec).await?;
         let failed = |error| SandboxError::setup("the container's files", error);
-        driver.write_user_files().map_err(failed)?;
+        driver.user_files().write().map_err(failed)?;
         let door = StageDoor::open(driver.stage_dir(&self.name), &self.name, driver.user).map_err(failed)?;
         let body = configuration::container(driver, &spec, &self.image, &defaults, session, door.dir())?;
         let (link, connected) = door.serve(spec.sockets.clone(), driver.config.grace);
         let program = spec.argv.first().cloned().unwrap_or_default();
-        let order = configuration::order(spec, defaults);
+        let order = launch_order::order(spec, ImageEnv::Known(defaults.env), &defaults.volumes);
 
         let docker = driver.engine.client().await?;
         let options = CreateContainerOptions {
@@ -166,7 +167,7 @@ impl Container {
             .map_err(|error| driver.engine.failed("starting the container", &error))?;
         let start_payload = async {
             tokio::select! {
-                connected = connected => connected.map_err(|_| link.start_error())?,
+                connected = connected => drop(connected.map_err(|_| link.start_error())?),
                 () = self.died() => return Err(self.died_early().await),
             }
             let pipes = StagePipes::connect(&link).map_err(failed)?;

@@ -1,5 +1,7 @@
 //! Starting the program.
 
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -9,7 +11,11 @@ use rustix::process::Pid;
 use super::{StageError, landlock};
 use crate::control_protocol::{DescendantCleanup, LaunchOrder};
 
-/// Starts the program in a session of its own, with exactly the launch order's environment.
+/// Bounds of what is taken from an image's environment.
+const MAX_IMAGE_ENV: usize = 256;
+const MAX_IMAGE_ENV_BYTES: usize = 32 * 1024;
+
+/// Starts the program in a session of its own, with the launch order's environment and nothing else.
 #[allow(unsafe_code)]
 pub(super) fn start(order: &LaunchOrder) -> Result<Pid, StageError> {
     let Some((program, arguments)) = order.argv.split_first() else {
@@ -27,7 +33,7 @@ pub(super) fn start(order: &LaunchOrder) -> Result<Pid, StageError> {
     command
         .args(arguments)
         .env_clear()
-        .envs(order.env.iter().map(|(name, value)| (name, value)))
+        .envs(environment(order, std::env::vars_os()))
         .current_dir(&order.cwd);
     // SAFETY: this process has one thread, so after fork every lock is free and allocation is sound.
     unsafe {
@@ -52,6 +58,35 @@ pub(super) fn start(order: &LaunchOrder) -> Result<Pid, StageError> {
     Pid::from_raw(child.id().cast_signed()).ok_or_else(|| StageError::Failed("the program has no pid".into()))
 }
 
+/// The payload's environment. `own` is that of this process, which in a container is its image's.
+fn environment(
+    order: &LaunchOrder,
+    own: impl Iterator<Item = (OsString, OsString)>,
+) -> BTreeMap<OsString, OsString> {
+    let set = |variables: &[(String, String)]| -> Vec<(OsString, OsString)> {
+        let variables = variables.iter();
+        variables
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect()
+    };
+    let mut env = BTreeMap::new();
+    if let Some(inherited) = &order.image_env {
+        env.extend(set(&inherited.defaults));
+        let mut bytes = 0;
+        env.extend(own.take(MAX_IMAGE_ENV).filter(|(name, value)| {
+            bytes += name.len() + value.len();
+            bytes <= MAX_IMAGE_ENV_BYTES && !is_of_cluster(name)
+        }));
+    }
+    env.extend(set(&order.env));
+    env
+}
+
+/// Whether a cluster, and not the image, has set a variable: addresses of services, the pod's name.
+fn is_of_cluster(name: &OsStr) -> bool {
+    name == "HOSTNAME" || name.as_encoded_bytes().starts_with(b"KUBERNETES_")
+}
+
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such program in the sandbox".to_owned(),
@@ -74,5 +109,58 @@ fn unblock_signals() -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control_protocol::{AllowedPeers, InheritedEnv, Rlimits};
+
+    #[test]
+    fn an_image_gives_its_environment_only_where_the_order_says_so() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let mut order = LaunchOrder {
+            argv: Vec::new(),
+            env: vec![pair("HOME", "/home/agent"), pair("KEY", "order")],
+            image_env: None,
+            cwd: "/".into(),
+            forwards: Vec::new(),
+            allowed_peers: AllowedPeers::Anyone,
+            confine: None,
+            rlimits: Rlimits::default(),
+            cleanup: DescendantCleanup::Descendants,
+        };
+        let own = [
+            ("PATH", "/image/bin"),
+            ("KEY", "image"),
+            ("JAVA_HOME", "/jdk"),
+            ("HOSTNAME", "pod"),
+            ("KUBERNETES_SERVICE_HOST", "10.0.0.1"),
+        ];
+        let own = || own.map(|(name, value)| (name.into(), value.into())).into_iter();
+        let names = |order: &LaunchOrder| -> Vec<String> {
+            let env = environment(order, own());
+            let text = |text: &OsString| text.to_string_lossy().into_owned();
+            env.iter()
+                .map(|(name, value)| format!("{}={}", text(name), text(value)))
+                .collect()
+        };
+        assert_eq!(names(&order), ["HOME=/home/agent", "KEY=order"]);
+        order.image_env = Some(InheritedEnv {
+            defaults: vec![pair("PATH", "/bin"), pair("LANG", "C.UTF-8")],
+        });
+        assert_eq!(
+            names(&order),
+            [
+                "HOME=/home/agent",
+                "JAVA_HOME=/jdk",
+                "KEY=order",
+                "LANG=C.UTF-8",
+                "PATH=/image/bin"
+            ]
+        );
+        let endless = (0..10_000).map(|n| (format!("V{n}").into(), "x".repeat(100).into()));
+        assert!(environment(&order, endless).len() <= MAX_IMAGE_ENV + 4);
     }
 }

@@ -341,6 +341,7 @@ impl LocalDriverInner {
         let paths = SandboxPaths::as_specified();
         let order = LaunchOrder {
             env: Self::environment(&spec, &paths, Path::new(HOME), Path::new("/tmp")),
+            image_env: None,
             confine: Some(confinement::for_namespaces(system, &spec)),
             rlimits: Self::rlimits(&spec, plan.group.as_ref()),
             argv: spec.argv,
@@ -394,6 +395,7 @@ impl LocalDriverInner {
         let order = LaunchOrder {
             argv: spec.argv.iter().map(|word| paths.rewrite_word(word)).collect(),
             env: Self::environment(&spec, &paths, &home, &tmp),
+            image_env: None,
             cwd: paths.resolve(&spec.cwd),
             // There is no network namespace to serve them in.
             forwards: Vec::new(),

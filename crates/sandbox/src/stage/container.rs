@@ -1,6 +1,6 @@
 //! The end in the container: the container's first process, `oubliette-client remote-stage DIRECTORY`.
 //!
-//! The directory has the server's socket and the one-time token. The stage is one process with one thread beside the
+//! The directory has the one-time token, and the server's socket or where to dial ([`super::dial`]). The stage is one process with one thread beside the
 //! inner stage, which it starts and whose control protocol it only carries. When the inner stage has ended and the server
 //! has everything, the stage ends, and with it the container. It also ends, killing everything inside, when the server
 //! refuses it or is not reached within the grace time.
@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -17,12 +17,13 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::dial::ServerRoute;
 use super::handshake::{
-    self, MAX_WELCOME_BYTES, ServerHello, StageCredential, StageHello, StageWelcome, VERSION,
+    self, ClosedPort, MAX_WELCOME_BYTES, ServerHello, StageCredential, StageHello, StageWelcome, VERSION,
 };
 use super::link::{Link, LinkClosed};
 use super::link_state::LinkEnd;
-use super::{SOCKET_NAME, TOKEN_NAME, stream_id};
+use super::{StageConnection, TOKEN_NAME, stream_id};
 use crate::control_protocol::{CONTROL_FD, INIT_COMMAND};
 
 /// How long the first connection may take. The server gives up earlier.
@@ -89,23 +90,25 @@ fn forbid_inspection() -> io::Result<()> {
     }
 }
 
-/// The way to the server.
+/// The server, and which stage this is.
 struct ServerAddress {
-    socket: PathBuf,
+    route: ServerRoute,
     stage: String,
+    closed_port: Option<ClosedPort>,
 }
 
+/// A connection that was let in, or the refusal, after which it is no use to come again.
+type Admission = Result<(Box<dyn StageConnection>, StageWelcome), String>;
+
 impl ServerAddress {
-    /// Connects and says who this is. `Ok(Err)` is a refusal, after which it is no use to come again.
-    async fn connect(
-        &self,
-        credential: StageCredential,
-    ) -> io::Result<Result<(UnixStream, StageWelcome), String>> {
-        let mut connection = UnixStream::connect(&self.socket).await?;
+    /// Connects and says who this is.
+    async fn connect(&self, credential: StageCredential) -> io::Result<Admission> {
+        let mut connection = self.route.connect().await?;
         let hello = StageHello {
             version: VERSION,
             stage: self.stage.clone(),
             credential,
+            closed_port: self.closed_port,
         };
         handshake::send(&mut connection, &hello).await?;
         Ok(
@@ -115,6 +118,29 @@ impl ServerAddress {
             },
         )
     }
+
+    /// Connects for the first time, with the token. If that was used by an attempt without an answer, the next is refused.
+    async fn first_connection(&self, token: &str) -> io::Result<Admission> {
+        let attempts = async {
+            let mut told = false;
+            loop {
+                match self.connect(StageCredential::Token(token.to_owned())).await {
+                    Err(error) if self.route.may_retry(&error) => {
+                        // Whoever looks for the reason finds it in the container's own output.
+                        if !told {
+                            eprintln!("oubliette-client: {error}; trying again");
+                            told = true;
+                        }
+                        tokio::time::sleep(RETRY).await;
+                    }
+                    done => return done,
+                }
+            }
+        };
+        tokio::time::timeout(FIRST_CONNECTION, attempts)
+            .await
+            .map_err(|_| io::ErrorKind::TimedOut)?
+    }
 }
 
 async fn run(dir: &Path, program: &Path) -> io::Result<i32> {
@@ -122,15 +148,15 @@ async fn run(dir: &Path, program: &Path) -> io::Result<i32> {
     let Some((stage, secret)) = handshake::split_token(&token) else {
         return Err(io::Error::other("the token is unreadable"));
     };
+    let route = ServerRoute::read(dir)?;
     let server = ServerAddress {
-        socket: dir.join(SOCKET_NAME),
+        // Before anything of others runs here.
+        closed_port: route.try_closed_port().await,
+        route,
         stage: stage.to_owned(),
     };
-    let first = server.connect(StageCredential::Token(secret.to_owned()));
-    let (connection, welcome) = tokio::time::timeout(FIRST_CONNECTION, first)
-        .await
-        .map_err(|_| io::ErrorKind::TimedOut)??
-        .map_err(io::Error::other)?;
+    let admitted = server.first_connection(secret).await?;
+    let (connection, welcome) = admitted.map_err(io::Error::other)?;
     let link = Link::new(LinkEnd::Container);
     link.resume(welcome.received)?;
     let listeners = listen(&welcome.sockets)?;
@@ -153,7 +179,7 @@ async fn run(dir: &Path, program: &Path) -> io::Result<i32> {
 async fn keep_connected(
     link: &Link,
     server: ServerAddress,
-    mut connection: UnixStream,
+    mut connection: Box<dyn StageConnection>,
     mut welcome: StageWelcome,
 ) -> String {
     loop {
@@ -229,8 +255,8 @@ fn start_inner_stage(link: &Link, program: &Path) -> io::Result<InnerStage> {
     let inside = OwnedFd::from(inside);
     let mut command = Command::new(program);
     command
+        // With this environment, the image's: the program gets of it what the order says.
         .arg(INIT_COMMAND)
-        .env_clear()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

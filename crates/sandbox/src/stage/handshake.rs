@@ -26,6 +26,19 @@ pub(super) struct StageHello {
     /// The sandbox it says it is.
     pub(super) stage: String,
     pub(super) credential: StageCredential,
+    /// What came of trying the port that should be closed, where the stage was told to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) closed_port: Option<ClosedPort>,
+}
+
+/// Whether a stage reached a port of the server that its network should not let it reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ClosedPort {
+    /// It did: nothing restricts its network.
+    Reached,
+    /// It did not.
+    Unreached,
 }
 
 /// How a stage proves which sandbox it is.

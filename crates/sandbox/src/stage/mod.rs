@@ -13,21 +13,40 @@
 //!   every order of frames and cuts can be played through.
 //! - [`link`]: the same as tasks see it: streams to read and write, and running over one connection after another.
 //! - [`handshake`]: the first lines on a connection: which sandbox it is, and from where to go on.
+//! - [`dial`]: how a stage reaches the server: a mounted socket, or TCP with TLS.
 //! - [`container`]: the end in the container.
-//! - `server_end`: the server's end: who is let in, the grace time, and the pipes that the rest of the server sees.
+//! - `server_end`: the server's end: the grace time, and the pipes that the rest of the server sees.
+//! - `admission`: which credentials let a stage in; `tls_listener`: where stages that dial TCP are let in.
 
+#[cfg(feature = "driver")]
+mod admission;
 pub mod container;
+mod dial;
 mod frame;
 mod handshake;
 mod link;
 mod link_state;
 #[cfg(feature = "driver")]
 pub(crate) mod server_end;
+#[cfg(feature = "driver")]
+pub(crate) mod tls_listener;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+#[cfg(feature = "driver")]
+pub(crate) use handshake::ClosedPort;
 
 /// The name of the stage's socket in its directory.
 const SOCKET_NAME: &str = "stage.sock";
 /// The name of the file with the one-time token. It is removed when the token has been used.
 const TOKEN_NAME: &str = "token";
+/// The name of the file that says where a stage dials, where there is no socket ([`dial::RemoteServer`]).
+const SERVER_NAME: &str = "server.json";
+
+/// A connection between a stage and the server.
+trait StageConnection: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> StageConnection for T {}
 
 /// Streams that every link has from its beginning.
 mod stream_id {

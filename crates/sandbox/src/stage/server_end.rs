@@ -1,10 +1,11 @@
-//! The server's end of a stage: who is let in, the grace time, and the pipes that the rest of the server sees.
+//! The server's end of a stage: its directory, the grace time, and the pipes that the rest of the server sees.
 //!
 //! What comes from a container is hostile. Whoever is inside can connect to the stage's socket, so a connection has
 //! nothing until it has shown the credential, and few may try at once. A violation of the protocol ends that stage; the
 //! link bounds what it can make the server keep.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -12,19 +13,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oubliette_os::{DescriptorWorker, PassedDescriptors, UntrustedListener, UntrustedStream};
-use subtle::ConstantTimeEq;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
-use tokio::sync::{Mutex, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use super::handshake::{
-    self, MAX_HELLO_BYTES, ServerHello, StageCredential, StageHello, StageWelcome, VERSION,
-};
+use super::admission::{AdmittedStage, StageAdmission};
+use super::dial::RemoteServer;
+use super::handshake::{self, ClosedPort, MAX_HELLO_BYTES, ServerHello, StageHello, StageWelcome};
 use super::link::{Link, LinkClosed};
 use super::link_state::LinkEnd;
-use super::{SOCKET_NAME, TOKEN_NAME, stream_id};
+use super::tls_listener::{ExpectedStage, StageListener};
+use super::{SERVER_NAME, SOCKET_NAME, StageConnection, TOKEN_NAME, stream_id};
 use crate::driver::SandboxError;
 use crate::handle::ExitCause;
 use crate::spec::SocketMount;
@@ -34,10 +35,18 @@ const MAX_UNKNOWN: usize = 4;
 
 /// A stage that a container is about to be started with: its directory, to be mounted read-only in the container.
 pub(crate) struct StageDoor {
-    dir: PathBuf,
+    files: StageFiles,
     /// Who may be let in.
-    admission: StageAdmission,
-    listener: UntrustedListener,
+    admission: Arc<StageAdmission>,
+    entrance: StageEntrance,
+}
+
+/// Where a stage connects.
+enum StageEntrance {
+    /// A socket in its directory.
+    Socket(UntrustedListener),
+    /// The server's listener for all stages.
+    Listener(ExpectedStage),
 }
 
 /// A user to whom the files of a stage belong.
@@ -47,54 +56,119 @@ pub(crate) struct StageUser {
     pub(crate) gid: u32,
 }
 
-impl StageDoor {
-    /// Makes the directory, listens on the socket in it and writes the token. The container's user must be able to use
-    /// them.
-    pub(crate) fn open(dir: PathBuf, stage: &str, user: StageUser) -> io::Result<Self> {
+/// A stage's directory. It is removed when this is dropped.
+struct StageFiles {
+    dir: PathBuf,
+    user: StageUser,
+}
+
+impl StageFiles {
+    fn create(dir: PathBuf, user: StageUser) -> io::Result<Self> {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir)?;
-        let admission = StageAdmission::new(stage);
-        let (socket, token) = (dir.join(SOCKET_NAME), dir.join(TOKEN_NAME));
-        let listener =
-            UntrustedListener::bind(&socket, PassedDescriptors::Refused, DescriptorWorker::default())?;
+        let files = Self { dir, user };
+        files.give(&files.dir)?;
+        Ok(files)
+    }
+
+    /// Gives a file to the container's user, who must be able to use it.
+    fn give(&self, path: &Path) -> io::Result<()> {
+        match rustix::process::geteuid().is_root() {
+            true => std::os::unix::fs::lchown(path, Some(self.user.uid), Some(self.user.gid)),
+            false => Ok(()),
+        }
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        let path = self.dir.join(name);
         let mut file = std::fs::OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(&token)?;
-        io::Write::write_all(&mut file, admission.token().as_bytes())?;
-        if rustix::process::geteuid().is_root() {
-            for path in [&dir, &socket, &token] {
-                std::os::unix::fs::lchown(path, Some(user.uid), Some(user.gid))?;
-            }
-        }
+            .open(&path)?;
+        io::Write::write_all(&mut file, content)?;
+        self.give(&path)
+    }
+}
+
+impl StageDoor {
+    /// Makes the directory, listens on the socket in it and writes the token.
+    pub(crate) fn open(dir: PathBuf, stage: &str, user: StageUser) -> io::Result<Self> {
+        let files = StageFiles::create(dir, user)?;
+        let admission = Arc::new(StageAdmission::new(stage));
+        let socket = files.dir.join(SOCKET_NAME);
+        let listener =
+            UntrustedListener::bind(&socket, PassedDescriptors::Refused, DescriptorWorker::default())?;
+        files.give(&socket)?;
+        files.write(TOKEN_NAME, admission.token().as_bytes())?;
         Ok(Self {
-            dir,
+            files,
             admission,
-            listener,
+            entrance: StageEntrance::Socket(listener),
+        })
+    }
+
+    /// Makes the directory and writes the token and where to dial: the listener, which is reached at `address`. With
+    /// `closed_port` the stage also tries whether it reaches that port of the same address.
+    pub(crate) fn open_remote(
+        dir: PathBuf,
+        stage: &str,
+        user: StageUser,
+        listener: &StageListener,
+        address: SocketAddr,
+        closed_port: Option<u16>,
+    ) -> io::Result<Self> {
+        let files = StageFiles::create(dir, user)?;
+        let admission = Arc::new(StageAdmission::new(stage));
+        let server = RemoteServer {
+            address,
+            sha256: listener.fingerprint().to_owned(),
+            closed_port,
+        };
+        files.write(SERVER_NAME, &serde_json::to_vec(&server)?)?;
+        files.write(TOKEN_NAME, admission.token().as_bytes())?;
+        Ok(Self {
+            files,
+            entrance: StageEntrance::Listener(listener.expect(admission.clone())),
+            admission,
         })
     }
 
     /// The directory on this host.
     pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+        &self.files.dir
     }
 
     /// Serves the stage until its link has ended. `sockets` are those it listens on inside. The receiver is told when the
-    /// stage has connected for the first time.
+    /// stage has connected for the first time, with what it says of the port that should be closed.
     pub(crate) fn serve(
         self,
         sockets: Vec<SocketMount>,
         grace: Duration,
-    ) -> (StageLink, oneshot::Receiver<()>) {
+    ) -> (StageLink, oneshot::Receiver<Option<ClosedPort>>) {
         let link = Link::new(LinkEnd::Server);
         let (connections, connection) = watch::channel(ConnectionState::Connected);
         let (connected, first) = oneshot::channel();
         let hosts: Vec<PathBuf> = sockets.iter().map(|socket| socket.host.clone()).collect();
+        let (admitted, accepting) = match self.entrance {
+            StageEntrance::Socket(listener) => {
+                let (admit, admitted) = mpsc::channel(1);
+                let accepting = accept(listener, self.admission, admit);
+                (admitted, tokio::spawn(accepting))
+            }
+            StageEntrance::Listener(mut expected) => {
+                let admitted = expected.take_admitted();
+                let waiting = async move {
+                    let _expected = expected;
+                    std::future::pending::<()>().await;
+                };
+                (admitted, tokio::spawn(waiting))
+            }
+        };
         let server = StageServer {
-            door: Arc::new(self),
+            files: self.files,
             link: link.clone(),
             inside: sockets
                 .iter()
@@ -103,13 +177,16 @@ impl StageDoor {
             grace,
             connections,
         };
-        tokio::spawn(server.run(connected));
+        tokio::spawn(async move {
+            server.run(connected, admitted).await;
+            accepting.abort();
+        });
         tokio::spawn(connect_streams(link.clone(), hosts));
         (StageLink { link, connection }, first)
     }
 }
 
-impl Drop for StageDoor {
+impl Drop for StageFiles {
     fn drop(&mut self) {
         if let Err(error) = oubliette_os::remove_tree_blocking(&self.dir) {
             tracing::debug!(%error, dir = %self.dir.display(), "removing a stage's directory failed");
@@ -179,82 +256,9 @@ fn cause_of(why: &LinkClosed) -> ExitCause {
     }
 }
 
-/// Which credentials let a stage in.
-struct StageAdmission {
-    stage: String,
-    /// The secret of the one-time token, until it is used; then the one of the last welcome.
-    secrets: Mutex<StageSecrets>,
-    first_token: String,
-}
-
-#[derive(Default)]
-struct StageSecrets {
-    token: Option<String>,
-    resume: Option<String>,
-}
-
-/// A stage that was let in.
-struct AdmittedStage {
-    connection: UntrustedStream,
-    /// How many numbered frames it has received; none on its first connection.
-    peer_received: Option<u64>,
-    secret: String,
-}
-
-impl StageAdmission {
-    fn new(stage: &str) -> Self {
-        let secret = new_secret();
-        Self {
-            stage: stage.to_owned(),
-            first_token: format!("{stage}.{secret}"),
-            secrets: Mutex::new(StageSecrets {
-                token: Some(secret),
-                resume: None,
-            }),
-        }
-    }
-
-    fn token(&self) -> &str {
-        &self.first_token
-    }
-
-    /// Checks a credential. A token is used up by that.
-    async fn check(&self, hello: StageHello) -> Result<(Option<u64>, String), &'static str> {
-        if hello.version != VERSION {
-            return Err("the stage is of another version");
-        }
-        if hello.stage != self.stage {
-            return Err("this is the door of another sandbox");
-        }
-        let mut secrets = self.secrets.lock().await;
-        let is_same = |known: &Option<String>, given: &str| {
-            known
-                .as_ref()
-                .is_some_and(|known| known.as_bytes().ct_eq(given.as_bytes()).into())
-        };
-        match hello.credential {
-            StageCredential::Token(given) if is_same(&secrets.token, &given) => {
-                let secret = new_secret();
-                secrets.token = None;
-                secrets.resume = Some(secret.clone());
-                Ok((None, secret))
-            }
-            StageCredential::Resume { secret, received } if is_same(&secrets.resume, &secret) => {
-                Ok((Some(received), secret))
-            }
-            StageCredential::Token(_) => Err("the token is wrong or was used"),
-            StageCredential::Resume { .. } => Err("the secret is wrong"),
-        }
-    }
-}
-
-fn new_secret() -> String {
-    hex::encode(rand::random::<[u8; 32]>())
-}
-
 /// Accepts a stage's connections, one after the other.
 struct StageServer {
-    door: Arc<StageDoor>,
+    files: StageFiles,
     link: Link,
     inside: Vec<String>,
     grace: Duration,
@@ -262,10 +266,12 @@ struct StageServer {
 }
 
 impl StageServer {
-    async fn run(self, connected: oneshot::Sender<()>) {
+    async fn run(
+        self,
+        connected: oneshot::Sender<Option<ClosedPort>>,
+        mut admitted: mpsc::Receiver<AdmittedStage>,
+    ) {
         let mut connected = Some(connected);
-        let (admit, mut admitted) = mpsc::channel(1);
-        let accepting = tokio::spawn(accept(self.door.clone(), admit));
         let mut running: Option<tokio::task::JoinHandle<()>> = None;
         // Before the first connection whoever starts the container watches the time.
         let mut deadline: Option<Instant> = None;
@@ -289,6 +295,7 @@ impl StageServer {
                         task.abort();
                         let _ = task.await;
                     }
+                    let closed_port = stage.closed_port;
                     match self.resume(stage).await {
                         Ok(connection) => {
                             deadline = None;
@@ -296,8 +303,8 @@ impl StageServer {
                             let link = self.link.clone();
                             running = Some(tokio::spawn(async move { drop(link.run(connection).await) }));
                             if let Some(connected) = connected.take() {
-                                let _ = std::fs::remove_file(self.door.dir.join(TOKEN_NAME));
-                                let _ = connected.send(());
+                                let _ = std::fs::remove_file(self.files.dir.join(TOKEN_NAME));
+                                let _ = connected.send(closed_port);
                             }
                         }
                         Err(error) => {
@@ -315,18 +322,18 @@ impl StageServer {
                 _ = self.link.closed() => break,
             }
         }
-        accepting.abort();
         if let Some(task) = running {
             task.abort();
         }
     }
 
     /// Welcomes a stage and prepares the link for its connection.
-    async fn resume(&self, stage: AdmittedStage) -> io::Result<UntrustedStream> {
+    async fn resume(&self, stage: AdmittedStage) -> io::Result<Box<dyn StageConnection>> {
         let AdmittedStage {
             mut connection,
             peer_received,
             secret,
+            closed_port: _,
         } = stage;
         if let Some(received) = peer_received {
             self.link.resume(received)?;
@@ -343,13 +350,17 @@ impl StageServer {
 }
 
 /// Accepts connections and asks each who it is.
-async fn accept(door: Arc<StageDoor>, admit: mpsc::Sender<AdmittedStage>) {
+async fn accept(
+    listener: UntrustedListener,
+    admission: Arc<StageAdmission>,
+    admit: mpsc::Sender<AdmittedStage>,
+) {
     let places = Arc::new(Semaphore::new(MAX_UNKNOWN));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else {
             return;
         };
-        let socket = match door.listener.accept().await {
+        let socket = match listener.accept().await {
             Ok(socket) => socket,
             Err(error) => {
                 tracing::warn!(%error, "accepting a stage's connection failed");
@@ -357,27 +368,29 @@ async fn accept(door: Arc<StageDoor>, admit: mpsc::Sender<AdmittedStage>) {
                 continue;
             }
         };
-        let (door, admit) = (door.clone(), admit.clone());
+        let (admission, admit) = (admission.clone(), admit.clone());
         tokio::spawn(async move {
             let _place = place;
             let Ok(mut connection) = UntrustedStream::new(socket) else {
                 return;
             };
-            let Ok(hello) = handshake::receive(&mut connection, MAX_HELLO_BYTES).await else {
+            let Ok(hello) = handshake::receive::<StageHello>(&mut connection, MAX_HELLO_BYTES).await else {
                 return;
             };
-            match door.admission.check(hello).await {
+            let closed_port = hello.closed_port;
+            match admission.check(hello).await {
                 Ok((peer_received, secret)) => {
                     let _ = admit
                         .send(AdmittedStage {
-                            connection,
+                            connection: Box::new(connection),
                             peer_received,
                             secret,
+                            closed_port,
                         })
                         .await;
                 }
                 Err(why) => {
-                    tracing::warn!(stage = door.admission.stage, why, "a stage was refused");
+                    tracing::warn!(stage = admission.stage(), why, "a stage was refused");
                     let _ = handshake::send(&mut connection, &ServerHello::Refused(why.into())).await;
                 }
             }

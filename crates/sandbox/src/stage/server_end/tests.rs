@@ -1,5 +1,6 @@
 //! Tests of [`super`].
 
+use super::super::handshake::{StageCredential, VERSION};
 use super::*;
 
 struct Fixture {
@@ -7,7 +8,7 @@ struct Fixture {
     socket: PathBuf,
     token: String,
     stage: StageLink,
-    first: oneshot::Receiver<()>,
+    first: oneshot::Receiver<Option<ClosedPort>>,
 }
 
 fn open(grace: Duration) -> Fixture {
@@ -36,6 +37,7 @@ impl Fixture {
             version: VERSION,
             stage: stage.into(),
             credential,
+            closed_port: None,
         };
         handshake::send(&mut connection, &hello).await.unwrap();
         let answer = handshake::receive(&mut connection, 64 * 1024).await.unwrap();

@@ -3,25 +3,69 @@
 //! Programs inside may be changing the same directories. So no path is followed twice: each directory is opened beneath
 //! the one above it, and an entry's owner is changed by its name in an open directory, without following a link.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Uid};
 
+use crate::driver::SandboxError;
+use crate::spec::{MountAccess, SandboxSpec};
 use crate::stage::server_end::StageUser;
 
 /// Maximum depth; deeper directories keep their owner.
 const MAX_DEPTH: usize = 128;
 
+/// Gives files of specs to the container's user.
+#[derive(Debug)]
+pub(crate) struct FileOwnership {
+    user: StageUser,
+    /// Workspaces whose files have been given to the container's user.
+    given: Mutex<HashSet<PathBuf>>,
+}
+
+impl FileOwnership {
+    pub(crate) fn new(user: StageUser) -> Self {
+        Self {
+            user,
+            given: Mutex::default(),
+        }
+    }
+
+    /// Gives what the spec lets the program write to the container's user, if the server is root.
+    pub(crate) async fn give(&self, spec: &SandboxSpec) -> Result<(), SandboxError> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        let mut trees: Vec<PathBuf> = spec.home.iter().cloned().collect();
+        let writable = spec.mounts.iter();
+        let writable = writable.filter(|mount| mount.access == MountAccess::ReadWrite);
+        trees.extend(writable.map(|mount| mount.host.clone()));
+        if let Some(workspace) = &spec.workspace {
+            let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+            if given.insert(workspace.clone()) || !is_owned_by(workspace, self.user) {
+                trees.push(workspace.clone());
+            }
+        }
+        let user = self.user;
+        let given = tokio::task::spawn_blocking(move || trees.iter().try_for_each(|tree| give(tree, user)));
+        given
+            .await
+            .map_err(|error| SandboxError::setup("giving files to the container's user", error))?
+            .map_err(|error| SandboxError::setup("giving files to the container's user", error))
+    }
+}
+
 /// Whether a directory belongs to the user.
-pub(super) fn is_owned_by(dir: &Path, user: StageUser) -> bool {
+fn is_owned_by(dir: &Path, user: StageUser) -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::symlink_metadata(dir).is_ok_and(|found| found.uid() == user.uid)
 }
 
 /// Gives a directory and everything of root's in it to the user.
-pub(super) fn give(tree: &Path, user: StageUser) -> io::Result<()> {
+fn give(tree: &Path, user: StageUser) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = match rustix::fs::open(tree, flags, Mode::empty()) {
         Ok(top) => top,
