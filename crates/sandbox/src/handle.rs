@@ -52,6 +52,10 @@ pub enum ExitCause {
     ProtocolViolation,
     /// The container engine does not answer.
     EngineUnreachable,
+    /// Its pod was evicted from its node.
+    Evicted,
+    /// Its pod's node is lost.
+    NodeLost,
 }
 
 impl std::fmt::Display for ExitCause {
@@ -65,6 +69,10 @@ impl std::fmt::Display for ExitCause {
             ExitCause::EngineUnreachable => {
                 "the container engine does not answer; start it, and see `oubliette doctor`"
             }
+            ExitCause::Evicted => {
+                "its pod was evicted: its node was drained, shut down or short of memory or disk, or another pod took its place"
+            }
+            ExitCause::NodeLost => "the node of its pod is lost",
         })
     }
 }

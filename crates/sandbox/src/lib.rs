@@ -19,7 +19,7 @@
 //! - `socket_peers`: which processes may use a sandbox's sockets where no namespace decides it.
 //! - `control_protocol`: the messages between the driver and the inner stage.
 //! - [`inner`]: the inner stage, the first process (pid 1) of every sandbox; part of `oubliette-client`.
-//! - `docker`: the driver for a container engine; `container`: what such drivers share.
+//! - `docker`: the driver for a container engine; `kubernetes`: the one for a cluster; `container`: what they share.
 //! - `stage`: the connection between a container and the server.
 //! - `stop`: ends a tool server gracefully.
 //!
@@ -47,6 +47,8 @@ mod group;
 mod handle;
 #[cfg(feature = "driver")]
 mod host;
+#[cfg(feature = "driver")]
+mod kubernetes;
 #[cfg(feature = "driver")]
 mod launch;
 #[cfg(feature = "driver")]
@@ -79,6 +81,8 @@ pub use group::SandboxGroup;
 pub use handle::{ExitCause, KillOnDrop, RunningSandbox, SandboxExit, SandboxHandle};
 #[cfg(feature = "driver")]
 pub use host::HostDriver;
+#[cfg(feature = "driver")]
+pub use kubernetes::{KubernetesDriver, KubernetesDriverConfig, NetworkPolicyUse};
 #[cfg(feature = "driver")]
 pub use local::{LocalDriver, LocalDriverConfig, TotalLimits};
 #[cfg(feature = "driver")]
