@@ -113,7 +113,7 @@ impl App {
         let home = Arc::new(home);
         let programs = mountable_programs(&config.sandbox, find_programs(), home.run_dir()).await?;
         let SandboxDrivers { sandbox, local } =
-            SandboxDrivers::open(&config.sandbox, programs.client.clone(), home.run_dir()).await?;
+            SandboxDrivers::open(&home, &config.sandbox, programs.client.clone(), home.run_dir()).await?;
         let gateway = ModelGateway::new(config.providers.clone(), GatewayLimits::default())?;
         let services_gateway = ServiceGateway::new(config.upstreams.clone(), ServiceLimits::default())?;
         let proxy = EgressProxy::new(config.egress_allow.clone(), ProxyLimits::default())?;

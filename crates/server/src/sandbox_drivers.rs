@@ -5,16 +5,21 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
-use oubliette_home::safe_fs::create_private_dir;
+use oubliette_home::{HomeDir, safe_fs::create_private_dir};
 use oubliette_protocol::{Error, Result};
 use oubliette_sandbox::{
-    DockerDriver, DockerDriverConfig, LocalDriver, LocalDriverConfig, SandboxDriver, SandboxError,
+    DockerDriver, DockerDriverConfig, KubernetesDriver, KubernetesDriverConfig, LocalDriver,
+    LocalDriverConfig, SandboxDriver, SandboxError,
 };
 use oubliette_session::ProgramPaths;
 
-use crate::{actions::run_blocking, config::SandboxConfig};
+use crate::{
+    actions::run_blocking,
+    config::{KubernetesConfig, SandboxConfig},
+};
 
 /// The drivers of a server.
 pub(crate) struct SandboxDrivers {
@@ -27,7 +32,12 @@ pub(crate) struct SandboxDrivers {
 
 impl SandboxDrivers {
     /// Opens them. `client` is the path of `oubliette-client`, `run_dir` a directory for sockets and temporary files.
-    pub(crate) async fn open(config: &SandboxConfig, client: PathBuf, run_dir: PathBuf) -> Result<Self> {
+    pub(crate) async fn open(
+        home: &HomeDir,
+        config: &SandboxConfig,
+        client: PathBuf,
+        run_dir: PathBuf,
+    ) -> Result<Self> {
         let unavailable = |error: SandboxError| Error::unavailable(error.to_string());
         let local = LocalDriverConfig {
             client: client.clone(),
@@ -37,35 +47,66 @@ impl SandboxDrivers {
         };
         let local = LocalDriver::with_total_limits(local, config.total).await;
         let local: Arc<dyn SandboxDriver> = Arc::new(local.map_err(unavailable)?);
-        let sandbox: Arc<dyn SandboxDriver> = match &config.docker {
-            None => local.clone(),
-            Some(docker) => {
-                let docker = DockerDriverConfig {
-                    client,
-                    run_dir,
-                    host: docker.host.clone(),
-                    runtime: docker.runtime.clone(),
-                    network: docker.network.clone(),
-                    image: docker.image.clone(),
-                    grace: config.grace,
-                };
-                let docker = DockerDriver::new(docker, config.total).await;
-                Arc::new(docker.map_err(unavailable)?)
-            }
+        let sandbox: Arc<dyn SandboxDriver> = if let Some(docker) = &config.docker {
+            let docker = DockerDriverConfig {
+                client,
+                run_dir,
+                host: docker.host.clone(),
+                runtime: docker.runtime.clone(),
+                network: docker.network.clone(),
+                image: docker.image.clone(),
+                grace: config.grace,
+            };
+            let docker = DockerDriver::new(docker, config.total).await;
+            Arc::new(docker.map_err(unavailable)?)
+        } else if let Some(cluster) = &config.kubernetes {
+            let kubernetes =
+                KubernetesDriver::new(kubernetes_driver(cluster, home, client, run_dir, config.grace)).await;
+            Arc::new(kubernetes.map_err(unavailable)?)
+        } else {
+            local.clone()
         };
         Ok(Self { sandbox, local })
     }
 }
 
+fn kubernetes_driver(
+    cluster: &KubernetesConfig,
+    home: &HomeDir,
+    client: PathBuf,
+    run_dir: PathBuf,
+    grace: Duration,
+) -> KubernetesDriverConfig {
+    let cluster = cluster.clone();
+    KubernetesDriverConfig {
+        client,
+        run_dir,
+        home: home.root().to_owned(),
+        kubeconfig: cluster.kubeconfig,
+        namespace: cluster.namespace,
+        image: cluster.image,
+        volume_claim: cluster.volume_claim,
+        volume_path: cluster.volume_path,
+        stage_listen: cluster.stage_listen,
+        stage_address: cluster.stage_address,
+        runtime_class: cluster.runtime_class,
+        network_policy: cluster.network_policy,
+        warm_pool: cluster.warm_pool,
+        cpu_request: cluster.cpu_request,
+        memory_request_mb: cluster.memory_request_mb,
+        grace,
+    }
+}
+
 /// Our own programs at paths from which sandboxes can mount them. A container engine takes the paths of its own machine; of a
-/// server that itself runs in a container, that machine has only the home. So with the docker driver the programs are copied
-/// into `run_dir`, with any other they stay where they are.
+/// server that itself runs in a container, that machine has only the home; pods have only the volume on which the home is. So
+/// with these drivers the programs are copied into `run_dir`, with any other they stay where they are.
 pub(crate) async fn mountable_programs(
     config: &SandboxConfig,
     installed: ProgramPaths,
     run_dir: PathBuf,
 ) -> Result<ProgramPaths> {
-    if config.docker.is_none() {
+    if !config.has_containers() {
         return Ok(installed);
     }
     let copy = move || {

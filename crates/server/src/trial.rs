@@ -196,12 +196,12 @@ impl ToolTrial {
         tried
     }
 
-    /// A temporary folder. With the docker driver it is in the home, which a container engine sees at the same path also when this
-    /// program runs in a container.
+    /// A temporary folder. With a driver of containers it is in the home, which a container engine sees at the same path also when
+    /// this program runs in a container, and which is on the volume of pods.
     fn make_scratch_dir(&self) -> Result<ScratchDir> {
-        let made = match &self.config.sandbox.docker {
-            None => ScratchDir::new("oubliette-trial-"),
-            Some(_) => {
+        let made = match self.config.sandbox.has_containers() {
+            false => ScratchDir::new("oubliette-trial-"),
+            true => {
                 let run_dir = self.home.run_dir();
                 safe_fs::create_private_dir(&run_dir)?;
                 // A short name: the path of a socket has at most 107 bytes.
@@ -216,7 +216,7 @@ impl ToolTrial {
         let config = &self.config.sandbox;
         let programs = mountable_programs(config, app::find_programs(), run_dir.clone()).await?;
         let SandboxDrivers { sandbox, local } =
-            SandboxDrivers::open(config, programs.client, run_dir).await?;
+            SandboxDrivers::open(&self.home, config, programs.client, run_dir).await?;
         // Finish the drivers' probes now: running later, they could write into the scratch folder while that is deleted.
         local.probe().await;
         sandbox.probe().await;

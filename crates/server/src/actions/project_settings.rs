@@ -65,7 +65,7 @@ impl ProjectSandbox {
         }
         if let Some(image) = &self.image {
             admin("image")?;
-            if config.sandbox.docker.is_none() {
+            if !config.sandbox.has_containers() {
                 return Err(Error::invalid(format!(
                     "sandbox.image: the driver {:?} has no images, so {} cannot be used",
                     config.sandbox.driver,

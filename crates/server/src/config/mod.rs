@@ -6,6 +6,7 @@
 pub(crate) mod clients;
 mod cluster;
 mod git;
+mod kubernetes;
 pub(crate) mod limits;
 mod live_sections;
 pub(crate) mod programs;
@@ -37,6 +38,7 @@ use crate::webhooks::Webhook;
 use clients::ClientSettings;
 pub(crate) use cluster::ClusterConfig;
 pub(crate) use git::{GitConfig, GitCredential};
+pub(crate) use kubernetes::KubernetesConfig;
 use limits::SessionShares;
 pub(crate) use raw::RawConfig;
 pub(crate) use retention::RetentionPeriods;

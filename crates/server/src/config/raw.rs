@@ -186,13 +186,15 @@ pub(crate) struct RawSwitch {
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RawSandbox {
-    /// The sandbox driver: `local` (default; processes of this machine, no daemon) or `docker` (containers).
+    /// The sandbox driver: `local` (default; processes of this machine, no daemon), `docker` (containers) or `kubernetes` (pods).
     pub driver: Option<String>,
     /// With a driver of containers: how long a cut connection to a container may take to be made again, and how long
     /// containers outlive a killed server; 1s to 10m, default 30s.
     pub grace: Option<HumanDuration>,
     /// `[sandbox.docker]`.
     pub docker: RawDocker,
+    /// `[sandbox.kubernetes]`.
+    pub kubernetes: RawKubernetes,
     /// The weakest isolation sessions may start with: `namespaces` (default) or `landlock`.
     pub minimum: Option<String>,
     /// Memory of a session, in MiB; default 2048.
@@ -229,6 +231,40 @@ pub(crate) struct RawDocker {
     pub network: Option<String>,
     /// The image of sessions whose agent and project name none; default none: such sessions are refused.
     pub image: Option<String>,
+}
+
+/// `[sandbox.kubernetes]`: the cluster of the driver `kubernetes`.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RawKubernetes {
+    /// The namespace in which pods are made; it must exist. Needed.
+    pub namespace: Option<String>,
+    /// A kubeconfig file, absolute; default the account of the pod that this server runs in, else the file that `KUBECONFIG` names.
+    pub kubeconfig: Option<PathBuf>,
+    /// The image of sessions whose agent and project name none; default none: such sessions are refused.
+    pub image: Option<String>,
+    /// A PersistentVolumeClaim of that namespace, with the access mode ReadWriteMany, which this server has mounted too. Needed.
+    pub volume_claim: Option<String>,
+    /// Where this server has that volume mounted, absolute. The home and `[workspaces] dir` must be beneath it. Needed.
+    pub volume_path: Option<PathBuf>,
+    /// Address and port on which this server listens for pods, with TLS and a certificate of its own, such as `0.0.0.0:7443`. Needed.
+    pub stage_listen: Option<String>,
+    /// Host and port at which pods reach `stage_listen` of this very server, such as `10.0.0.5:7443`; a name is looked up by the
+    /// server. Needed.
+    pub stage_address: Option<String>,
+    /// The RuntimeClass of pods, such as `gvisor` or `kata`; default the cluster's own.
+    pub runtime_class: Option<String>,
+    /// `required` (default): where the cluster does not keep network policies, which the first pod tries, sandboxes are refused;
+    /// `unchecked`: they start, and may reach whatever pods of the cluster reach.
+    pub network_policy: Option<String>,
+    /// A SandboxWarmPool. It cannot be used yet, and `doctor` says why: leave it out.
+    pub warm_pool: Option<String>,
+    /// Processors that each pod is scheduled with, 0.001 to 4096 cores; default 0.1. What it may use is `cpus`.
+    #[schemars(range(min = 0.001, max = 4096.0))]
+    pub cpu_request: Option<f64>,
+    /// Memory that each pod is scheduled with, in MiB, 1 to 1048576; default 128. What it may use is `memory_mb`.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub memory_request: Option<u64>,
 }
 
 /// `[providers.<name>]`.

@@ -7,6 +7,7 @@ use oubliette_sandbox::{IsolationLevel, TotalLimits};
 
 use super::{
     field_error,
+    kubernetes::{self, KubernetesConfig},
     raw::{RawDocker, RawSandbox},
 };
 
@@ -25,6 +26,8 @@ pub struct SandboxConfig {
     pub driver: &'static str,
     /// The container engine, if the driver is `docker`.
     pub docker: Option<DockerConfig>,
+    /// The cluster, if the driver is `kubernetes`.
+    pub kubernetes: Option<KubernetesConfig>,
     /// How long a cut connection to a container may take to be made again.
     pub grace: Duration,
     /// The weakest isolation that sessions may start with.
@@ -39,6 +42,13 @@ pub struct SandboxConfig {
     pub workspace_mb: u64,
     /// Memory and processes of all sessions together.
     pub total: TotalLimits,
+}
+
+impl SandboxConfig {
+    /// Whether sandboxes of sessions are containers: they are started from images, and see only what can be mounted into them.
+    pub(crate) fn has_containers(&self) -> bool {
+        self.docker.is_some() || self.kubernetes.is_some()
+    }
 }
 
 /// `[sandbox.docker]`: the container engine.
@@ -90,13 +100,14 @@ fn resolve_docker(raw: RawDocker) -> Result<DockerConfig> {
 
 pub(super) fn resolve(raw: RawSandbox) -> Result<SandboxConfig> {
     let docker = resolve_docker(raw.docker)?;
-    let (driver, docker) = match raw.driver.as_deref() {
-        None | Some("local") => ("local", None),
-        Some("docker") => ("docker", Some(docker)),
+    let (driver, docker, kubernetes) = match raw.driver.as_deref() {
+        None | Some("local") => ("local", None, None),
+        Some("docker") => ("docker", Some(docker), None),
+        Some("kubernetes") => ("kubernetes", None, Some(kubernetes::resolve(raw.kubernetes)?)),
         Some(other) => {
             return Err(field_error(
                 "sandbox.driver",
-                format!("{other:?} is not a driver here: use \"local\" or \"docker\""),
+                format!("{other:?} is not a driver here: use \"local\", \"docker\" or \"kubernetes\""),
             ));
         }
     };
@@ -129,6 +140,7 @@ pub(super) fn resolve(raw: RawSandbox) -> Result<SandboxConfig> {
     Ok(SandboxConfig {
         driver,
         docker,
+        kubernetes,
         grace,
         minimum,
         memory_mb: positive("sandbox.memory_mb", raw.memory_mb, 2048)?,

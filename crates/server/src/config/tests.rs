@@ -87,6 +87,11 @@ fn a_refusal_names_file_field_and_reason() {
         ("[sandbox]\ncpus = 0", "sandbox.cpus"),
         ("[sandbox]\ntotal_memory_mb = 10", "sandbox.total_memory_mb"),
         ("[sandbox]\ntotal_pids = 0", "sandbox.total_pids"),
+        ("[sandbox]\ndriver = \"podman\"", "sandbox.driver"),
+        (
+            "[sandbox]\ndriver = \"kubernetes\"",
+            "sandbox.kubernetes.stage_listen",
+        ),
         ("[limits]\nsession_buffer_mb = 63", "limits.session_buffer_mb"),
         ("[limits]\nserver_buffer_mb = 32", "limits.server_buffer_mb"),
         ("[limits]\nsession_log_mb = 0", "limits.session_log_mb"),
@@ -186,4 +191,65 @@ proptest! {
         let _ = parse(&text);
         let _ = parse_listen(&text);
     }
+}
+
+#[test]
+fn a_cluster_is_configured_whole_or_refused_by_the_field() {
+    let whole = [
+        ("namespace", "\"agents\""),
+        ("volume_claim", "\"oubliette\""),
+        ("volume_path", "\"/srv/oubliette\""),
+        ("stage_listen", "\"0.0.0.0:7443\""),
+        ("stage_address", "\"10.0.0.5:7443\""),
+    ];
+    let read = |fields: &[(&str, &str)]| {
+        let fields: String = fields
+            .iter()
+            .map(|(name, value)| format!("{name} = {value}\n"))
+            .collect();
+        parse(&format!(
+            "[sandbox]\ndriver = \"kubernetes\"\n[sandbox.kubernetes]\n{fields}"
+        ))
+    };
+    let config = read(&whole).unwrap().sandbox;
+    assert!(config.driver == "kubernetes" && config.docker.is_none() && config.has_containers());
+    let cluster = config.kubernetes.unwrap();
+    assert_eq!((cluster.cpu_request, cluster.memory_request_mb), (0.1, 128));
+    for (number, (name, _)) in whole.iter().enumerate() {
+        let mut fields = whole.to_vec();
+        fields.remove(number);
+        let message = read(&fields).unwrap_err().message;
+        assert!(
+            message.contains(&format!("sandbox.kubernetes.{name}")),
+            "{message}"
+        );
+    }
+    for (name, value) in [
+        ("namespace", "\"Not a name\""),
+        ("volume_path", "\"relative\""),
+        ("kubeconfig", "\"config\""),
+        ("stage_listen", "\"7443\""),
+        ("stage_listen", "\"0.0.0.0:0\""),
+        ("stage_address", "\"0.0.0.0:7443\""),
+        ("stage_address", "\"http://10.0.0.5\""),
+        ("runtime_class", "\"--x\""),
+        ("network_policy", "\"off\""),
+        ("cpu_request", "0"),
+        ("memory_request", "0"),
+        ("image", "\"--privileged x\""),
+    ] {
+        let mut fields: Vec<_> = whole
+            .iter()
+            .copied()
+            .filter(|(other, _)| *other != name)
+            .collect();
+        fields.push((name, value));
+        let message = read(&fields).unwrap_err().message;
+        assert!(
+            message.contains(&format!("sandbox.kubernetes.{name}")),
+            "{message}"
+        );
+    }
+    let message = read(&[("pods", "1")]).unwrap_err().message;
+    assert!(message.contains("pods"), "unknown keys are refused: {message}");
 }

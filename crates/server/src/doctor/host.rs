@@ -115,8 +115,8 @@ pub(super) fn check_port(listen: SocketAddr) -> Value {
     }
 }
 
-/// Probes the sandbox driver as the server would, in a scratch folder.
-pub(super) async fn probe_sandbox(config: &ServerConfig) -> Vec<Value> {
+/// Probes the sandbox driver as the server would, in a scratch folder where it makes files.
+pub(super) async fn probe_sandbox(home: &HomeDir, config: &ServerConfig) -> Vec<Value> {
     let failed = |why: String| {
         vec![check_result(
             "sandbox",
@@ -131,13 +131,18 @@ pub(super) async fn probe_sandbox(config: &ServerConfig) -> Vec<Value> {
         Err(e) => return failed(format!("creating a scratch folder failed: {e}")),
     };
     let client = app::find_programs().client;
-    let drivers = SandboxDrivers::open(&config.sandbox, client, scratch.path().to_owned()).await;
+    let run_dir = match config.sandbox.kubernetes {
+        // Whether the home is on the volume of pods is one of the checks.
+        Some(_) if home.root().is_dir() => home.run_dir(),
+        _ => scratch.path().to_owned(),
+    };
+    let drivers = SandboxDrivers::open(home, &config.sandbox, client, run_dir).await;
     let drivers = match drivers {
         Ok(drivers) => drivers,
         Err(e) => return failed(e.message),
     };
     let local = drivers.local.probe().await;
-    if config.sandbox.docker.is_none() {
+    if !config.sandbox.has_containers() {
         return sandbox_checks(&local);
     }
     let mut checks = sandbox_checks(&drivers.sandbox.probe().await);

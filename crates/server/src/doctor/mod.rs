@@ -65,7 +65,7 @@ pub(crate) async fn examine(app: &App) -> Value {
     checks.extend(check_cluster(app).await);
     let sandbox = app.sandbox.probe().await;
     checks.extend(sandbox_checks(&sandbox));
-    if app.config.sandbox.docker.is_some() {
+    if app.config.sandbox.has_containers() {
         checks.push(check_local_sandbox(&app.git.probe_sandbox().await));
     }
     checks.extend(check_programs());
@@ -134,7 +134,7 @@ pub(crate) async fn examine_stopped(at: &HomeDir) -> Value {
     checks.extend(of_cluster);
     if let Some(config) = &config {
         checks.push(check_port(config.listen));
-        checks.extend(probe_sandbox(config).await);
+        checks.extend(probe_sandbox(at, config).await);
     }
     checks.extend(check_programs());
     let library = if there {
