@@ -298,7 +298,7 @@ pub async fn run() -> ExitCode {
             url: cli.url,
             output,
         };
-        dispatch(cli.command, context).await
+        Box::pin(dispatch(cli.command, context)).await
     };
     match Box::pin(done).await {
         Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
@@ -396,7 +396,7 @@ async fn dispatch(command: CliCommand, context: CommandContext) -> Result<Comman
         CliCommand::Server(command) => server::run(command, context).await,
         CliCommand::Login(args) => login::login(args, context).await,
         CliCommand::Context(args) => login::run(args, &context),
-        CliCommand::Up(args) => up::run(args, context).await,
+        CliCommand::Up(args) => Box::pin(up::run(args, context)).await,
         CliCommand::Serve(args) => serve::run(args, context).await,
         CliCommand::Project(project) => project::run(project, context).await,
         CliCommand::Workspace(workspace) => workspace::run(workspace, context).await,
