@@ -225,10 +225,7 @@ async fn a_tree_is_not_taken_from_a_server_that_joined_while_the_claim_waited() 
     let one = join(&schema).await;
     let id = new_session(&one).await.session_id;
     let owned_by = |server: &str| format!("UPDATE session_owners SET server_id = '{server}'");
-    let (mut db, mut look) = (
-        postgres::connect(&schema).await,
-        postgres::connect(&schema).await,
-    );
+    let (mut db, mut look) = (postgres::connect(&schema).await, postgres::connect(&schema).await);
     postgres::run(&mut db, owned_by("srv_gone")).await;
     // Another server is about to claim the tree, whose own one is gone.
     postgres::run(&mut db, format!("BEGIN; {}", owned_by("srv_gone"))).await;
