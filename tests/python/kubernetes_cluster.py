@@ -39,7 +39,6 @@ class Cluster:
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self.namespace = f"oubliette-test-{secrets.token_hex(4)}"
-        self.stage_port = harness.free_port()
 
     def kubectl(self, *args: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess:
         command = ["kubectl", "--kubeconfig", KUBECONFIG, *args]
@@ -117,6 +116,8 @@ class Cluster:
 
     def config(self, grace: int, network_policy: str = "unchecked", **more: str) -> str:
         lines = "\n".join(f'{name} = "{value}"' for name, value in more.items())
+        # One of its own: servers of several tests run side by side.
+        port = harness.free_port()
         return f"""
 [sandbox]
 driver = "kubernetes"
@@ -127,8 +128,8 @@ namespace = "{self.namespace}"
 image = "{IMAGE}"
 volume_claim = "shared"
 volume_path = "{self.folder}"
-stage_listen = "0.0.0.0:{self.stage_port}"
-stage_address = "{self.own_address}:{self.stage_port}"
+stage_listen = "0.0.0.0:{port}"
+stage_address = "{self.own_address}:{port}"
 network_policy = "{network_policy}"
 {lines}
 """

@@ -153,7 +153,8 @@ def test_an_agent_reaches_no_network_or_is_refused_where_policies_are_not_kept(c
             done = talk(server, admin, project, "net")
         except ToolFailed as refused:
             assert "does not keep network policies" in refused.message and "network_policy" in refused.message
-            assert not checks_of(server)["network policy"]["ok"]
+            # Doctor shows a report that may be some seconds old.
+            wait_until(lambda: not checks_of(server)["network policy"]["ok"], "doctor to say so")
         else:
             assert "shut" in json.dumps(results(server, admin, done["session_id"]))
             end(server, admin, done["session_id"])
@@ -171,7 +172,9 @@ def test_cancel_and_a_pod_deleted_from_outside(cluster, server, admin, project):
         server.api("session_message", admin, message="b", session_id=session)
         events.until("delta")
         cluster.delete(cluster.names(running_only=True)[0])
-        assert "killed from outside" in json.dumps(events.until("error"))
+        # Whichever is noticed first: the pod's end, or the end of its connection.
+        told = json.dumps(events.until("error"))
+        assert "killed from outside" in told or "was lost and not made again" in told, told
     assert server.api("session_message", admin, message="c", session_id=session, wait=True)["text"] == "back"
     end(server, admin, session)
     all_gone(cluster)
