@@ -1,4 +1,4 @@
-//! `cargo xtask up | build | docs | dist | setup | test | fuzz | soak | agents | bench`: the commands of README, each with its own set-up.
+//! `cargo xtask up | build | docs | dist | setup | test | fuzz | soak | agents | bench | cluster`: the commands of README, each with its own set-up.
 //!
 //! - [`process`]: running programs, and recording how each step ended.
 //! - [`setup`]: installing what the tests need on a fresh machine.
@@ -6,9 +6,11 @@
 //! - [`dist`]: what is handed to users.
 //! - [`book`]: the book and its reference. [`links`]: links of the documents.
 //! - [`test_steps`]: the steps of `cargo xtask test`. [`fuzz`]: the fuzz targets. [`postgres`]: the tests' PostgreSQL.
+//! - [`cluster`]: the tests' Kubernetes.
 
 mod book;
 mod build;
+mod cluster;
 mod dist;
 mod fuzz;
 mod links;
@@ -84,6 +86,9 @@ enum XtaskCommand {
         /// Only these presets, for example `claude`; the rows of the others stay.
         names: Vec<String>,
     },
+    /// A Kubernetes of one node for the tests, from Go modules and the system's packages. With KUBECONFIG another one is used.
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Measure against the floor and against peers.
     Bench {
         /// Passed on to the bench program; `--help` lists the suites.
@@ -120,6 +125,7 @@ fn main() -> ExitCode {
         },
         XtaskCommand::Soak { args } => build::run_soak(&root, &args),
         XtaskCommand::Agents { names } => build::run_agents(&root, &names),
+        XtaskCommand::Cluster(command) => cluster::run_command(&root, command),
         XtaskCommand::Bench { args } => build::run_bench(&root, &args),
     };
     match done {

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ffi::OsStr, path::Path};
 use anyhow::{Context, Result};
 
 use crate::{
-    book, build,
+    book, build, cluster,
     dist::{self, DistProfile},
     fuzz::{self, FuzzEngine, FuzzOptions},
     links,
@@ -166,8 +166,17 @@ pub(crate) fn run_steps(root: &Path, only: Option<&str>) -> Result<()> {
         };
         fuzz::run_targets(root, &options)
     });
+    let kubeconfig = cluster::find_running(root);
+    if let Err(why) = &kubeconfig {
+        steps.note(format!("tests on Kubernetes are skipped: {why}"));
+    }
     steps.step("python tests", || {
-        unsteady.extend(run_python_tests(root, &[], &[])?);
+        let kubeconfig = kubeconfig.as_ref().ok().map(|path| path.as_os_str());
+        let env: Vec<_> = kubeconfig
+            .map(|path| ("OUBLIETTE_TEST_KUBECONFIG", path))
+            .into_iter()
+            .collect();
+        unsteady.extend(run_python_tests(root, &[], &env)?);
         Ok(())
     });
     if let Some(postgres) = &postgres {
