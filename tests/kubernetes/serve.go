@@ -221,7 +221,8 @@ func makeCgroups() ([]string, error) {
 			}
 		}
 	}
-	var made []string
+	// runc makes its own beside those of version 1, which are removed with the rest.
+	made := []string{filepath.Join(top, "unified", cgroupName)}
 	for _, hierarchy := range hierarchies {
 		folder := filepath.Join(hierarchy, cgroupName)
 		if err := os.Mkdir(folder, 0o755); err != nil && !os.IsExist(err) {
