@@ -269,7 +269,8 @@ def test_history_is_kept_for_the_next_chat_and_for_its_owner_alone(chat, server)
         screen.keys("Up", "Up")
         screen.until(lambda text: text.rstrip().endswith("› words to remember"))
         screen.keys("C-c")
-        screen.until(lambda text: "leaves" in text and at_prompt(text))
+        # It clears what is typed, and stays.
+        screen.until(lambda text: "words to remember" not in text and at_prompt(text))
         screen.keys("C-d")
         assert screen.wait() == 0
 
