@@ -28,7 +28,7 @@ SAY = "\n    agent.say(said)\n"
 class WebServer:
     """An HTTP server that answers every request with a text and notes what it was asked."""
 
-    def __init__(self, text: str = "hello from outside"):
+    def __init__(self, text: str = "hello from outside", address: str = "127.0.0.1"):
         self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.headers: dict[str, str] = {}
         self.status = 200
@@ -56,7 +56,7 @@ class WebServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = http.server.ThreadingHTTPServer((address, 0), Handler)
         self._http.daemon_threads = True
         self.port = self._http.server_port
         threading.Thread(target=self._http.serve_forever, daemon=True).start()

@@ -61,12 +61,17 @@ def test_a_permission_request_about_a_gated_tool_is_allowed_and_others_follow_th
     fake(server, admin, "denying", permissions="deny")
     session = Session(server, admin, "denying")
     session.tell("say hello", context=lend("notify"))
+    path = "oubliette/myapp_notify"
+    announced = {"sessionUpdate": "tool_call", "toolCallId": "f", "title": path, "kind": "execute", "status": "pending"}
     for call, outcome in [
         ({"toolCallId": "a", "name": "mcp__oubliette__myapp_notify", "title": "x"}, "allow_once"),
         ({"toolCallId": "b", "title": "oubliette_project_list", "kind": "other"}, "allow_once"),
         ({"toolCallId": "c", "title": "rm -rf /", "kind": "execute", "rawInput": {"command": "rm -rf /"}}, "reject_once"),
         ({"toolCallId": "d", "title": "mcp__oubliette__myapp_notify", "kind": "execute"}, "reject_once"),
         ({"toolCallId": "e", "name": "mcp__oubliette__no_such_tool"}, "reject_once"),
+        # A program of the workspace whose path reads like a tool; the kind was said before, or not at all.
+        ([announced, {"toolCallId": "f", "title": path}], "reject_once"),
+        ({"toolCallId": "g", "title": path, "rawInput": {"command": path}}, "reject_once"),
     ]:
         assert json.loads(session.tell("ask " + json.dumps(call)))["optionId"] == outcome, call
     recorded = [(e["tool"], e["gated"], e["answer"]) for e in session.debug("permission")]
@@ -76,6 +81,8 @@ def test_a_permission_request_about_a_gated_tool_is_allowed_and_others_follow_th
         ("execute", False, "deny"),
         ("mcp__oubliette__myapp_notify", False, "deny"),
         ("mcp__oubliette__no_such_tool", False, "deny"),
+        (path, False, "deny"),
+        (path, False, "deny"),
     ]
 
 
@@ -110,6 +117,15 @@ def test_history_replayed_late_does_not_reach_the_next_turn(served):
     assert session.tell("say third", context=lend("x")) == "third"
     texts = [event["text"] for event in session.events("message") if event["role"] == "assistant"]
     assert texts == ["first answer", "second answer", "third"]
+    # The same message once more: its earlier answer is no part of the new one.
+    assert session.tell("say third", context=lend("x", "y")) == "third"
+    # An earlier answer of two messages, with a tool call between them.
+    def said(text):
+        return {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}}
+
+    call = {"sessionUpdate": "tool_call", "toolCallId": "1", "title": "look", "kind": "read", "status": "completed"}
+    assert session.tell("updates " + json.dumps([said("before"), call, said("after")])) == "before\nafter"
+    assert session.tell("say fifth", context=lend("x", "y", "z")) == "fifth"
 
 
 def test_a_load_that_fails_is_an_event_and_the_agent_is_told_the_conversation(served):
@@ -160,6 +176,7 @@ def test_events_tell_what_happened(served):
         {"sessionUpdate": "tool_call_update", "toolCallId": "1", "_meta": {"terminal_output": {"terminal_id": "t", "data": f"{ESCAPE}[32mtotal"}}},
         {"sessionUpdate": "tool_call_update", "toolCallId": "1", "_meta": {"terminal_output": {"terminal_id": "t", "data": f" 0{ESCAPE}[0m"}}},
         {"sessionUpdate": "tool_call_update", "toolCallId": "1", "status": "completed"},
+        {"sessionUpdate": "plan", "entries": [{"content": f"{ESCAPE}[1mlook", "priority": "low", "status": "pending"}]},
         {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": f"done {ESCAPE}[3"}},
         {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "1mnow"}},
     ]
@@ -238,6 +255,22 @@ def test_a_provider_that_is_missing_or_has_no_key_refuses_the_start():
                 server.api("session_switch_agent", admin, session_id=session.id, agent=slug)
             assert why in refused.value.message
         assert session.tell("say still here") == "still here"
+
+
+def test_an_agent_that_asks_again_where_nobody_listens_is_told_so_that_it_stops():
+    with running(CONFIG + PROVIDERS) as server:
+        admin = server.token("admin")
+        fake(server, admin, "asking", model="open/m")
+        session = Session(server, admin, "asking")
+        url = "http://127.0.0.1:19999/open/v1/messages"
+        assert json.loads(session.tell(f"model {url} 3")) == [502, 400, 400]
+        # Each turn is a new attempt.
+        assert json.loads(session.tell(f"model {url} 2")) == [502, 400]
+        # One that asks on all the same is stopped, and the log has the reason.
+        with pytest.raises(ToolFailed) as stopped:
+            session.tell(f"storm {url} 5")
+        assert stopped.value.code == "unavailable" and "cannot be reached" in stopped.value.message, stopped.value
+        assert "cannot be reached" in session.events("error")[-1]["message"]
 
 
 def test_doctor_says_of_each_agent_what_would_refuse_its_start():

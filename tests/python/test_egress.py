@@ -7,7 +7,7 @@ import json
 import pytest
 
 import harness
-from attack_support import TRUST, Attacker, program, refusal
+from attack_support import ATTACKS, TRUST, Attacker, program, refusal
 from egress_support import ASK_PROXY, SAY, WebServer, egress_events, tool_server
 from wire import Relay
 
@@ -132,3 +132,47 @@ def test_a_child_reaches_no_host_that_its_parent_does_not(server, admin, project
         said = answer["result"]["text"]
         assert [status for status, _ in json.loads(said)] == [200, 403], said
         assert "agents/parent/agent.json" in said, said
+
+
+NODE = harness.ROOT / "tests" / "node" / "node_modules" / "node" / "bin" / "node"
+ASK_WITH_NODE = """
+    import subprocess
+
+    script = "fetch(process.argv[1]).then(async (a) => console.log(a.status, await a.text()), (e) => console.log('failed', String(e.cause)))"
+    done = subprocess.run([node, '-e', script, url], capture_output=True, text=True, timeout=100)
+    said = done.stdout + done.stderr
+"""
+
+
+def test_node_in_a_sandbox_finds_the_proxy_by_its_environment():
+    """`fetch` of Node.js heeds the variables of a proxy only with NODE_USE_ENV_PROXY. The host is one that NO_PROXY does not
+    name."""
+    if not NODE.exists():
+        pytest.skip("Node.js 22 is not there: cargo xtask setup")
+    folder = NODE.resolve().parent
+    with WebServer(address="127.0.0.2") as web:
+        host = f"127.0.0.2:{web.port}"
+        shown = [str(ATTACKS), str(folder)]
+        with harness.running(f'[trust]\nread_only = {json.dumps(shown)}\n[egress]\nallow = ["{host}"]\n') as server:
+            admin = server.token("admin")
+            project = server.api("project_create", admin, name="test")["project_id"]
+            more = {"read_only": shown, "network": "proxy", "egress": [host]}
+            server.put_tool("fetching", admin, **tool_server(**more))
+            server.put_tool("unaware", admin, **tool_server(**more, env={"NODE_USE_ENV_PROXY": ""}))
+            command = ["/usr/bin/python3", "-I", "-S", str(ATTACKS / "acp_agent.py")]
+            runtime = {"kind": "acp", "command": command, "read_only": shown}
+            sandbox, tools = proxied(egress=[host]), {"use": ["fetching", "unaware"]}
+            server.put_agent("node", admin, runtime=runtime, sandbox=sandbox, tools=tools)
+            values = {"node": str(folder / NODE.name), "url": f"http://{host}/"}
+            message = program(ASK_WITH_NODE + SAY, **values)
+            done = server.api("session_message", admin, message=message, project_id=project, agent="node", wait=True)
+            assert done["text"].strip() == "200 hello from outside", done
+
+            def asked(id: str) -> str:
+                arguments = {"program": program(ASK_WITH_NODE, **values)}
+                result = server.api("tool_call", admin, session_id=done["session_id"], tool=f"@{id}/run", arguments=arguments)
+                return result["content"][0]["text"].strip()
+
+            assert asked("fetching") == "200 hello from outside"
+            assert asked("unaware").startswith("failed")
+            assert len(web.requests) == 2

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import hashlib
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -371,6 +373,38 @@ def test_changed_file_is_refused_until_it_is_installed_anew(registry):
         server.cli("program", "install", "npm:small@1.0.0")
         server.api("tool_server_restart", admin, session_id=session, server="small")
         assert call(server, admin, session, "@small/count") == "1"
+
+
+def test_change_while_the_server_was_down_is_refused(registry):
+    """Neither size nor time tells of it, and the lock was changed along."""
+    registry.add_tool_server("small")
+    with running(env=registry.env) as server:
+        admin = server.token("admin")
+        program = server.api("program_install", admin, package="npm:small@1.0.0")
+        server.put_tool("small", admin, kind="mcp", transport="stdio", program={"npm": "small@1.0.0"}, restart={"maxAttempts": 0})
+        folder = server.home / "programs" / program["program_id"]
+        script = folder / "tree" / "node_modules" / "small" / "index.js"
+        original, times = script.read_bytes(), script.stat()
+        changed = original.replace(b"A small", b"B small")
+
+        def change_file() -> None:
+            script.write_bytes(changed)
+            os.utime(script, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+        def change_lock() -> None:
+            before, after = (hashlib.sha256(content).hexdigest() for content in (original, changed))
+            lock = (folder / "lock.json").read_text()
+            assert before in lock
+            (folder / "lock.json").write_text(lock.replace(before, after))
+
+        for change, named in ((change_file, "index.js"), (change_lock, "lock.json")):
+            server.stop()
+            change()
+            server.start()
+            session = session_with(server, admin, "small")
+            with pytest.raises(ToolFailed) as failed:
+                server.api("tool_server_restart", admin, session_id=session, server="small")
+            assert named in failed.value.message and "was changed" in failed.value.message, failed.value
 
 
 def test_registry_that_is_down_answers_rubbish_or_is_slow(registry):

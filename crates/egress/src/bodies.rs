@@ -93,7 +93,7 @@ pub(crate) struct ProviderResponseBody {
     inner: BoxStream<'static, reqwest::Result<Bytes>>,
     remaining: u64,
     deadline: Pin<Box<Sleep>>,
-    /// Released before the request is reported: whoever hears of it may make the next one.
+    /// Released before the request is reported: what receives the report may make the next request.
     permit: Option<OwnedSemaphorePermit>,
     report: RequestReport,
 }

@@ -30,7 +30,7 @@ use crate::{
     connections, headers,
     http_clients::HttpClients,
     paths::ModelRequestPath,
-    refusal::{EgressRefusal, ResponseBody, root_cause},
+    refusal::{EgressRefusal, ResponseBody, RetryAdvice, root_cause},
     request_report::{ModelSink, RequestReport},
     usage::{ModelApi, RequestReader},
 };
@@ -170,6 +170,8 @@ impl SessionGateway {
 
     async fn handle_request(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         let mut report = RequestReport::begin(self.sink.clone(), truncate_untrusted(request.uri().path()));
+        let path = ModelRequestPath::parse(request.uri()).ok();
+        let api = path.and_then(|path| ModelApi::of_request(request.method(), &path));
         match self.forward(request, &mut report).await {
             Ok((mut response, permit)) => {
                 let limits = &self.gateway.limits;
@@ -183,9 +185,25 @@ impl SessionGateway {
                 answer.map(|()| StreamBody::new(body).boxed_unsync())
             }
             Err(refusal) => {
+                let refusal = self.end_retries(refusal, api).await;
                 report.refused(refusal.status);
                 refusal.response()
             }
+        }
+    }
+
+    /// A refusal as the client gets it: the second of a turn that says not to ask again leaves no doubt about it.
+    async fn end_retries(&self, refusal: EgressRefusal, api: Option<ModelApi>) -> EgressRefusal {
+        if refusal.retry_advice == RetryAdvice::None {
+            return refusal;
+        }
+        let error = match refusal.status {
+            StatusCode::TOO_MANY_REQUESTS => Error::limit_exceeded(refusal.message.clone()),
+            _ => Error::unavailable(refusal.message.clone()),
+        };
+        match self.sink.count_refused(&error).await {
+            0 | 1 => refusal,
+            _ => refusal.repeated(api),
         }
     }
 
@@ -251,7 +269,8 @@ impl SessionGateway {
                      to where it leads",
                     provider.name, provider.name
                 ),
-            ));
+            )
+            .without_retry());
         }
         Ok((response, permit))
     }
@@ -272,9 +291,8 @@ impl SessionGateway {
             (counts.minute_start, counts.this_minute) = (Instant::now(), 0);
         }
         if let Some(most) = limits.per_session.filter(|most| counts.total >= *most) {
-            return Err(refuse(format!(
-                "this session has used up its {most} model requests"
-            )));
+            let used_up = refuse(format!("this session has used up its {most} model requests"));
+            return Err(used_up.without_retry());
         }
         if let Some(most) = limits.per_minute.filter(|most| counts.this_minute >= *most) {
             return Err(refuse(format!(

@@ -75,6 +75,17 @@ impl EgressRefusal {
         }
     }
 
+    /// The same refusal for a client that has asked again: with a status that no client takes for a passing trouble, in the
+    /// form of the API it speaks. Some ask again after every 429 and 502, whatever else the answer says.
+    pub(crate) fn repeated(self, api: Option<ModelApi>) -> Self {
+        let provider_body = api.map(|api| api.request_error(&self.message));
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            provider_body,
+            ..self
+        }
+    }
+
     /// The refusal as an HTTP response.
     pub(crate) fn response(&self) -> Response<ResponseBody> {
         let body = match &self.provider_body {

@@ -5,7 +5,7 @@ use std::{mem, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use http::HeaderMap;
 use jiff::Timestamp;
-use oubliette_protocol::{Result, usage::RequestUsage};
+use oubliette_protocol::{Error, Result, usage::RequestUsage};
 use tokio::time::Instant;
 
 use crate::usage::{AnswerReader, AnswerState, ModelApi, RequestReader};
@@ -36,6 +36,12 @@ pub trait ModelSink: Send + Sync {
     /// provider's own API, as a used up quota; any other error as unavailable.
     async fn admit(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Counts a request that was refused and would be refused again. Returns how many there were in this turn since a model
+    /// last answered, this one included: from the second on the client is answered so that it does not ask again.
+    async fn count_refused(&self, _error: &Error) -> u32 {
+        1
     }
 
     /// A request is over. For an answer with an end mark this is before the mark is passed on, so that what the request

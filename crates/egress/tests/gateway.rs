@@ -357,6 +357,7 @@ async fn provider_errors_are_reported_without_secrets() {
         answer.contains("not followed") && !answer.contains("169.254"),
         "{answer}"
     );
+    assert!(answer.contains("x-should-retry: false"), "{answer}");
     fixture.next_received().await;
     assert!(fixture.received.try_recv().is_err(), "the redirect was followed");
 }
@@ -424,6 +425,10 @@ async fn requests_of_a_session_are_limited() {
     let (status, answer) = fixture.ask("POST /openai/v1/responses HTTP/1.1", b"{}").await;
     assert_eq!(status, 429);
     assert!(answer.contains("used up its 2"), "{answer}");
+    assert!(
+        answer.contains("x-should-retry: false") && !answer.contains("retry-after"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]

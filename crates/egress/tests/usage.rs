@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -27,6 +27,7 @@ const SOON: Duration = Duration::from_secs(60);
 struct Recorder {
     requests: mpsc::UnboundedSender<ModelRequest>,
     is_spent: AtomicBool,
+    refused: AtomicU32,
 }
 
 #[async_trait]
@@ -36,6 +37,10 @@ impl ModelSink for Recorder {
             true => Err(Error::limit_exceeded("nothing is left")),
             false => Ok(()),
         }
+    }
+
+    async fn count_refused(&self, _: &Error) -> u32 {
+        self.refused.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     fn model_request(&self, request: ModelRequest) {
@@ -65,6 +70,7 @@ async fn fixture() -> Fixture {
     let sink = Arc::new(Recorder {
         requests,
         is_spent: AtomicBool::new(false),
+        refused: AtomicU32::new(0),
     });
     let stop = CancellationToken::new();
     tokio::spawn(gateway.serve(listener, sink.clone(), stop.clone()));
@@ -255,6 +261,8 @@ async fn a_refused_request_is_answered_in_the_providers_own_form() {
             "\"status\":\"RESOURCE_EXHAUSTED\"",
         ),
     ] {
+        // The first of its turn.
+        fixture.sink.refused.store(0, Ordering::SeqCst);
         let mut client = fixture.ask(path).await;
         let answer = read_until(&mut client, "\r\n\r\n").await + &read_body(&mut client).await;
         assert!(answer.starts_with("HTTP/1.1 429"), "{answer}");
@@ -268,5 +276,31 @@ async fn a_refused_request_is_answered_in_the_providers_own_form() {
         );
         let report = fixture.report().await;
         assert!(report.status == 429 && report.usage.is_none() && !report.admitted);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_asks_again_after_a_refusal_gets_a_status_that_ends_it() {
+    let mut fixture = fixture().await;
+    fixture.sink.is_spent.store(true, Ordering::SeqCst);
+    for (path, form) in [
+        ("/v1/chat/completions", "\"type\":\"invalid_request_error\""),
+        ("/v1/responses", "\"type\":\"invalid_request_error\""),
+        ("/v1/messages", "\"type\":\"invalid_request_error\""),
+        (
+            "/v1beta/models/g:generateContent",
+            "\"status\":\"FAILED_PRECONDITION\"",
+        ),
+    ] {
+        fixture.sink.refused.store(0, Ordering::SeqCst);
+        for status in [429, 400, 400] {
+            let mut client = fixture.ask(path).await;
+            let answer = read_until(&mut client, "\r\n\r\n").await + &read_body(&mut client).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+            assert!(answer.contains("nothing is left"), "{answer}");
+            assert!(answer.contains("x-should-retry: false"), "{answer}");
+            assert_eq!(answer.contains(form), status == 400, "{answer}");
+            assert_eq!(fixture.report().await.status, status);
+        }
     }
 }

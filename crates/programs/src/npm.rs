@@ -461,21 +461,23 @@ mod tests {
 
     #[test]
     fn a_bin_that_leads_out_of_the_package_is_refused() {
-        for bin in [
-            json!({"x": "../../../../bin/sh"}),
-            json!({"x": "/bin/sh"}),
-            json!({"x": "missing.js"}),
-            json!({"x": "."}),
-            json!({"..": "x.js"}),
-            json!({"-e": "x.js"}),
-            json!({"x": "link.js"}),
-            json!({}),
+        for (bin, why) in [
+            (json!({"x": "../../../../bin/sh"}), "outside the package"),
+            (json!({"x": "../other/x.js"}), "outside the package"),
+            (json!({"x": "/bin/sh"}), "outside the package"),
+            (json!({"x": "missing.js"}), "not there"),
+            (json!({"x": "."}), "outside the package"),
+            (json!({"..": "x.js"}), "a path or an option"),
+            (json!({"-e": "x.js"}), "a path or an option"),
+            (json!({"x": "link.js"}), "not there"),
+            (json!({}), "no command"),
         ] {
             let dir = tree(&json!({"bin": bin}), &[("x.js", "")]);
             let link = dir.path().join("node_modules/@a/tool/link.js");
             std::os::unix::fs::symlink("/bin/sh", link).unwrap();
             let refused = read_installed(dir.path(), &"npm:@a/tool@1.0.0".parse().unwrap());
-            assert!(refused.is_err(), "{bin}");
+            let refused = refused.err().unwrap();
+            assert!(refused.message.contains(why), "{bin}: {}", refused.message);
         }
     }
 }

@@ -37,7 +37,7 @@ pub struct ApprovalDecision {
     /// Who decided: a token's id, or `owner`. Absent if nobody did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// Why.
+    /// The reason given with the decision. Absent if none was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

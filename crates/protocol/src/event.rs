@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    CallerId, ErrorCode, RequestId, SessionId,
+    CallerId, Error, ErrorCode, RequestId, SessionId,
     approval::{ApprovalDecision, ApprovalRequest},
-    usage::UsageTotals,
+    usage::{BudgetName, UsageTotals},
 };
 
 /// `logger` of the MCP notifications that carry session events.
@@ -145,10 +145,36 @@ pub enum EventBody {
         code: ErrorCode,
         /// Text for people.
         message: String,
+        /// The turn that was not begun because of it; its message is not run. Absent for any other error.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        skipped_turn: Option<u64>,
+        /// The budget that is used up, by the name of its setting. Absent for any other error.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        budget: Option<BudgetName>,
     },
 }
 
 impl EventBody {
+    /// The event of an error that concerns no skipped turn and no budget.
+    pub fn error(code: ErrorCode, message: impl Into<String>) -> Self {
+        EventBody::Error {
+            code,
+            message: message.into(),
+            skipped_turn: None,
+            budget: None,
+        }
+    }
+
+    /// The event of a turn that is not begun.
+    pub fn turn_skipped(turn: u64, why: &Error) -> Self {
+        EventBody::Error {
+            code: why.code,
+            message: format!("turn {turn} was not begun: {}", why.message),
+            skipped_turn: Some(turn),
+            budget: None,
+        }
+    }
+
     /// The event's `type` on the wire.
     pub fn kind(&self) -> &'static str {
         match self {

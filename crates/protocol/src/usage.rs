@@ -5,8 +5,28 @@ use std::ops::AddAssign;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How the error begins that says that a turn's tool calls are used up.
-pub const TURN_CALLS_USED_UP: &str = "the budget tool_calls_per_turn is used up";
+/// A budget, by the name of its setting in a project's `limits` and in `[budget]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BudgetName {
+    /// Tokens of model requests in a day.
+    TokensPerDay,
+    /// What model requests cost in a day, in US dollars.
+    CostUsdPerDay,
+    /// Tool calls of an agent in a turn.
+    ToolCallsPerTurn,
+}
+
+impl BudgetName {
+    /// The setting's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TokensPerDay => "tokens_per_day",
+            Self::CostUsdPerDay => "cost_usd_per_day",
+            Self::ToolCallsPerTurn => "tool_calls_per_turn",
+        }
+    }
+}
 
 /// An amount of money in billionths of a US dollar; on the wire a number of dollars. Whole numbers, so that sums are
 /// exact.

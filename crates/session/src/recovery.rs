@@ -111,10 +111,7 @@ impl Sessions {
                 let turn = row.turn.max(1);
                 patch.turn = Some(turn);
                 let what = format!("the server restarted during turn {turn}");
-                events.push(EventBody::Error {
-                    code: ErrorCode::Unavailable,
-                    message: what.clone(),
-                });
+                events.push(EventBody::error(ErrorCode::Unavailable, what.as_str()));
                 Some(format!("{what}; send a message to go on"))
             }
             SessionStatus::Switching => {
@@ -122,10 +119,7 @@ impl Sessions {
                     "the server restarted during a switch of agents; the agent is {}",
                     row.agent
                 );
-                events.push(EventBody::Error {
-                    code: ErrorCode::Unavailable,
-                    message: what.clone(),
-                });
+                events.push(EventBody::error(ErrorCode::Unavailable, what.as_str()));
                 Some(format!("{what}; send a message to go on"))
             }
             SessionStatus::Idle | SessionStatus::Ended | SessionStatus::Failed => None,

@@ -79,7 +79,6 @@ impl Sessions {
         } = awaited;
         let mut events = self.deps.store.events().follow(session_id, *since);
         let (mut begun, mut failure) = (*begun, None);
-        let dropped = format!("turn {turn} was not begun: ");
         while let Some(event) = events.next().await {
             match &event?.body {
                 EventBody::TurnCompleted {
@@ -95,10 +94,15 @@ impl Sessions {
                     begun = row.is_none_or(|row| row.turn >= *turn);
                     failure = None;
                 }
-                EventBody::Error { code, message } if message.starts_with(&dropped) => {
+                EventBody::Error {
+                    code,
+                    message,
+                    skipped_turn: Some(skipped),
+                    ..
+                } if skipped == turn => {
                     return Err(Error::new(*code, message.clone()));
                 }
-                EventBody::Error { code, message } => failure = Some(Error::new(*code, message.clone())),
+                EventBody::Error { code, message, .. } => failure = Some(Error::new(*code, message.clone())),
                 EventBody::Status { status, .. } => match (status, failure.take()) {
                     (SessionStatus::Ended, failed) => {
                         let ended = || Error::conflict(format!("session {session_id} was ended"));

@@ -15,6 +15,8 @@ import pathlib
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 
 CONFIG = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
 HISTORY = pathlib.Path(os.environ["HOME"]) / "history.json"
@@ -71,9 +73,11 @@ class Tools:
 class Agent:
     def __init__(self):
         self.session, self.tools, self.late, self.authenticated = "", None, [], False
-        self.turns, self.prompts, self.asked = [], 0, 0
+        self.turns, self.prompts, self.asked, self.said = [], 0, 0, ""
 
     def update(self, **update):
+        if update["sessionUpdate"] == "agent_message_chunk":
+            self.said += update["content"]["text"]
         send({"method": "session/update", "params": {"sessionId": self.session, "update": update}})
 
     def chunk(self, kind, text):
@@ -131,21 +135,29 @@ class Agent:
         self.prompts += 1
         for kind, text in self.late:
             self.chunk(kind, text)
-        self.late = []
+        self.late, self.said = [], ""
         text = blocks[-1]
         word, _, rest = text.partition(" ")
         self.pending = id
         if word == "hang":
             return
+        if word == "storm":
+            self.ask_model(*rest.split())
+            return
         if word == "ask":
             self.asked += 1
+            # A list begins with updates that announce the call.
+            asked = json.loads(rest)
+            *announced, call = asked if isinstance(asked, list) else [asked]
+            for update in announced:
+                self.update(**update)
             options = [{"optionId": kind, "name": kind, "kind": kind} for kind in ("allow_once", "reject_once")]
-            send({"id": 1000 + self.asked, "method": "session/request_permission", "params": {"sessionId": self.session, "toolCall": json.loads(rest), "options": options}})
+            send({"id": 1000 + self.asked, "method": "session/request_permission", "params": {"sessionId": self.session, "toolCall": call, "options": options}})
             return
         answer = self.answer(word, rest, blocks)
         if answer:
             self.chunk("agent_message_chunk", answer)
-        self.turns.append([text, answer])
+        self.turns.append([text, self.said])
         HISTORY.write_text(json.dumps(self.turns))
         self.end(id)
 
@@ -168,11 +180,25 @@ class Agent:
             return os.environ.get(rest, "")
         if word == "argv":
             return sys.argv[2]
+        if word == "model":
+            return self.ask_model(*rest.split())
         if word == "blocks":
             return "|".join(blocks)
         if word == "prompts":
             return str(self.prompts)
         return rest
+
+    @staticmethod
+    def ask_model(url, times):
+        """Asks a model again and again, whatever it is answered; returns the statuses."""
+        statuses = []
+        for _ in range(int(times)):
+            request = urllib.request.Request(url, b'{"model":"m","messages":[]}', {"Content-Type": "application/json"})
+            try:
+                statuses.append(urllib.request.urlopen(request).status)
+            except urllib.error.HTTPError as refused:
+                statuses.append(refused.code)
+        return json.dumps(statuses)
 
 
 if "noise" in CONFIG:

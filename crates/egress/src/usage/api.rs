@@ -72,6 +72,21 @@ impl ModelApi {
             } }),
         }
     }
+
+    /// The body of a 400 answer in this API's own form: the request would fail however often it is made.
+    pub(crate) fn request_error(self, message: &str) -> Value {
+        match self {
+            Self::Chat | Self::Responses | Self::Other => json!({ "error": {
+                "message": message, "type": "invalid_request_error", "param": null, "code": null,
+            } }),
+            Self::Messages => json!({
+                "type": "error", "error": { "type": "invalid_request_error", "message": message },
+            }),
+            Self::Gemini => json!({ "error": {
+                "code": 400, "message": message, "status": "FAILED_PRECONDITION",
+            } }),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -66,6 +66,13 @@ pub(super) fn spend(units: i64) -> bool {
     budget.left >= 0
 }
 
+/// Units that the last check on this thread was charged.
+#[cfg(test)]
+pub(super) fn spent() -> i64 {
+    let budget = WORK_BUDGET.get();
+    budget.limits.work.saturating_sub(budget.left)
+}
+
 /// Charges for reading text, `per_unit` bytes a unit.
 fn spend_text(bytes: usize, per_unit: usize) -> bool {
     spend(1 + (bytes / per_unit) as i64)
@@ -427,6 +434,18 @@ mod tests {
             assert_eq!((items.as_array().is_none(), items.is_null()), (true, true));
         });
         assert!(read.is_none());
+    }
+
+    #[test]
+    fn no_more_is_read_than_there_is_work_for() {
+        let value = json!(vec![0; 1000]);
+        let limits = WorkLimits { work: 100, ..PLENTY };
+        let mut read = 0;
+        let checked = within(limits, &value, |value| {
+            value.as_array().unwrap().elements().for_each(|_| read += 1);
+        });
+        // One unit is for the list itself.
+        assert_eq!((read, checked), (99, None));
     }
 
     #[test]

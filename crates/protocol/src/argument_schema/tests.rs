@@ -299,6 +299,42 @@ fn a_check_ends_whatever_the_schema_and_the_arguments() {
     }
 }
 
+/// What a check may be charged beyond its limit, in units: once that is reached, each subschema that applies to the value
+/// in hand may read it once more.
+const MAX_OVERSPENT: i64 = 100_000;
+
+#[test]
+fn a_check_ends_at_its_limit_of_work() {
+    // Only the last item is wrong, and to come to it takes twice the limit.
+    let same = |n: i64| json!(["same", "same", n]);
+    let mut compared = vec![same(999); 20_000];
+    compared.push(same(-1));
+    let mut applied = vec![json!(0); 20_000];
+    applied.push(json!("wrong"));
+    for (items, value) in [
+        (json!({"enum": (0..1000).map(same).collect::<Vec<_>>()}), compared),
+        (
+            json!({"type": "integer", "allOf": vec![json!({}); 4000]}),
+            applied,
+        ),
+    ] {
+        let text = items.to_string();
+        let schema = json!({"type": "object", "properties": {"x": {"items": items}}});
+        let (verdict, limit, spent) = on_large_stack(|| {
+            let compiled = compile(schema).unwrap();
+            let verdict = compiled.check(&json!({ "x": value }), CheckEffort::Full);
+            let limit = CheckEffort::Full.limits(&compiled.bounds).work;
+            (verdict, limit, super::metered::spent())
+        });
+        assert_eq!(verdict, ArgumentVerdict::Unknown, "{}", &text[..80]);
+        assert!(
+            (limit + 1..limit + MAX_OVERSPENT).contains(&spent),
+            "{spent} units of {limit} for {}",
+            &text[..80]
+        );
+    }
+}
+
 #[test]
 fn a_schema_is_told_from_other_values_in_bounded_time() {
     let brackets = |n: u32| {

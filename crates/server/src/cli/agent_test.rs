@@ -132,11 +132,13 @@ fn no_model_answered(recorded: &[Value]) -> Option<String> {
 /// model provider answered, and none knows where its key is written.
 fn remedies(agent: TestedAgent<'_>, started: bool, recorded: &[Value]) -> Vec<String> {
     let slug = agent.slug;
-    let refused = recorded.iter().rev().find(|event| {
-        let failed = event["status"].as_u64().is_some_and(|status| status >= 400);
-        event["kind"] == "model_request" && failed
-    });
-    if let Some(request) = refused {
+    // The first since the last that was answered: the forwarder answers an agent that asks again with another status.
+    let requests = recorded
+        .iter()
+        .rev()
+        .filter(|event| event["kind"] == "model_request");
+    let failed = |event: &&Value| event["status"].as_u64().is_some_and(|status| status >= 400);
+    if let Some(request) = requests.take_while(failed).last() {
         let provider = field_text(request, "provider");
         let what = match request["status"].as_u64() {
             Some(401 | 403) => "its key is wrong, or may not use this model: correct the variable that `api_key_env` names, \
@@ -370,6 +372,12 @@ mod tests {
         assert!(asked(404).contains("/v1/x") && asked(404).contains("base_url"));
         assert!(asked(502).contains("base_url") && asked(500).contains("failed itself"));
         assert!(asked(200).is_empty());
+        let repeated = [502, 400, 400].map(|status| json!({"kind": "model_request", "status": status}));
+        assert!(
+            remedies(WRITER, true, &repeated)
+                .join("")
+                .contains("answered 502")
+        );
         let ready = [json!({"kind": "build_finished"})];
         assert!(
             remedies(WRITER, false, &ready)

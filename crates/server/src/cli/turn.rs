@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use oubliette_protocol::{Error, ErrorCode, Result, usage::TURN_CALLS_USED_UP};
+use oubliette_protocol::{Error, ErrorCode, Result, usage::BudgetName};
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -343,7 +343,7 @@ impl TurnProgress<'_> {
             "error" if self.begun => {
                 let code = serde_json::from_value(event["code"].clone()).unwrap_or(ErrorCode::Internal);
                 let error = Error::new(code, field_text(event, "message"));
-                match error.message.starts_with(TURN_CALLS_USED_UP) {
+                match event["budget"] == BudgetName::ToolCallsPerTurn.as_str() {
                     true => self.refused.push(error),
                     false => self.error = Some(error),
                 }
@@ -450,15 +450,9 @@ mod tests {
     #[test]
     fn a_turn_that_the_agent_finished_without_refused_calls_did_not_fail() {
         let mine = json!({"type": "message", "role": "user", "text": "go"});
-        let error = |code: &str, message: &str| json!({"type": "error", "code": code, "message": message});
-        let refused = error(
-            "limit_exceeded",
-            &format!("{TURN_CALLS_USED_UP}: 2 calls in this turn"),
-        );
-        let no_model = error(
-            "limit_exceeded",
-            "the budget tokens_per_day of project p is used up",
-        );
+        let used_up = |budget: &str| json!({"type": "error", "code": "limit_exceeded", "message": "used up", "budget": budget});
+        let refused = used_up("tool_calls_per_turn");
+        let no_model = used_up("tokens_per_day");
         let end = json!({"type": "turn_completed", "turn": 2, "stop_reason": "end_turn", "text": ""});
         let finished = outcome(&[mine.clone(), refused.clone(), end.clone()]);
         assert_eq!(finished, Some(Ok(false)));
@@ -468,7 +462,7 @@ mod tests {
         let failed = [
             mine,
             refused,
-            error("timeout", "too slow"),
+            json!({"type": "error", "code": "timeout", "message": "too slow"}),
             json!({"type": "status", "status": "failed"}),
         ];
         assert_eq!(outcome(&failed), Some(Err(Error::timeout("too slow"))));

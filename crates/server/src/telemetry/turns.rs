@@ -190,8 +190,7 @@ mod tests {
     }
 
     fn error() -> EventBody {
-        let (code, message) = (ErrorCode::Unavailable, "cancelled".into());
-        EventBody::Error { code, message }
+        EventBody::error(ErrorCode::Unavailable, "cancelled")
     }
 
     #[test]

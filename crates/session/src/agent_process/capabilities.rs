@@ -114,6 +114,15 @@ mod tests {
             (codex.tool_changes, codex.loaded_tools),
             (ToolChanges::Ignored, LoadedTools::Started)
         );
+        for name in ["qwen", "vibe", "openhands"] {
+            let known = read(&json!({"protocolVersion": 1, "agentInfo": {"name": name, "version": "1"}}));
+            assert_eq!(known.tool_changes, ToolChanges::Ignored, "{name}");
+            let loaded = match name {
+                "openhands" => LoadedTools::Ignored,
+                _ => LoadedTools::Started,
+            };
+            assert_eq!(known.loaded_tools, loaded, "{name}");
+        }
         let other = read(&json!({"protocolVersion": 1}));
         assert!(!other.load && !other.resume && other.api_key_method.is_none());
         assert_eq!(other.tool_changes, ToolChanges::Listed);

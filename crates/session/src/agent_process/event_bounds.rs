@@ -152,10 +152,7 @@ mod tests {
                 status: oubliette_protocol::event::SessionStatus::Failed,
                 reason: Some(long.clone()),
             },
-            EventBody::Error {
-                code: oubliette_protocol::ErrorCode::Internal,
-                message: long.clone(),
-            },
+            EventBody::error(oubliette_protocol::ErrorCode::Internal, long.as_str()),
             EventBody::TurnCompleted {
                 turn: 1,
                 stop_reason: long.clone(),

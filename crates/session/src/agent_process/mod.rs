@@ -417,7 +417,7 @@ pub(crate) fn agent_error_text(error: &RpcError) -> String {
         },
         _ => error.message.clone(),
     };
-    truncate_text(text, MAX_TEXT_BYTES)
+    truncate_text(strip_escapes(&text).into_owned(), MAX_TEXT_BYTES)
 }
 
 fn parse_answer<T: serde::de::DeserializeOwned>(method: &str, answer: Value) -> Result<T> {

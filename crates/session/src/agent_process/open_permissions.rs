@@ -14,7 +14,10 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::permission::{self, CheckedByPlane, PolicyAnswer};
+use super::{
+    permission::{self, CheckedByPlane, PolicyAnswer},
+    terminal_escapes::{strip_escapes, strip_escapes_in},
+};
 use crate::{agent_process::event_bounds::truncate_text, approvals::SessionApprovals};
 
 /// Maximum number of an agent's requests that wait for a person. Further ones are answered `cancelled`.
@@ -110,9 +113,11 @@ impl PermissionApprover {
     ) -> (PolicyAnswer, RequestPermissionResponse) {
         let fields = &request.tool_call.fields;
         let title = fields.title.as_deref().or(fields.name.as_deref());
-        let mut title = truncate_text(title.unwrap_or("permission").to_owned(), MAX_TITLE_BYTES);
+        let title = strip_escapes(title.unwrap_or("permission")).into_owned();
+        let mut title = truncate_text(title, MAX_TITLE_BYTES);
         self.plane.mask_text(&mut title);
         let mut arguments = json!({ "toolCall": request.tool_call, "options": request.options });
+        strip_escapes_in(&mut arguments);
         self.plane.mask(&mut arguments);
         let call = CallToApprove {
             agent: self.agent.clone(),

@@ -2,11 +2,14 @@
 //! itself. All others are answered by the policy in the agent's definition. Whatever it allows, the agent stays within
 //! its sandbox.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use agent_client_protocol::v1::schema::{
     PermissionOption, PermissionOptionKind, RequestPermissionOutcome, RequestPermissionRequest,
-    RequestPermissionResponse, SelectedPermissionOutcome, SessionUpdate,
+    RequestPermissionResponse, SelectedPermissionOutcome, SessionUpdate, ToolKind,
 };
 use oubliette_protocol::{Slug, agent::PermissionPolicy, debug::DebugBody};
 use oubliette_tools::{DebugSink, ToolPlane};
@@ -76,6 +79,8 @@ pub(crate) struct PermissionResponder {
     /// The tool plane's tools of calls that were announced in this turn, by call id: some agents name the server only
     /// there, and not in the request.
     announced: HashMap<String, String>,
+    /// The ids of calls that were announced as commands in this turn: some agents say the kind only there.
+    commands: HashSet<String>,
 }
 
 impl PermissionResponder {
@@ -93,21 +98,26 @@ impl PermissionResponder {
             plane,
             listing,
             announced: HashMap::new(),
+            commands: HashSet::new(),
         }
     }
 
     /// Forgets the calls of the turn before.
     pub(crate) fn begin_turn(&mut self) {
         self.announced.clear();
+        self.commands.clear();
     }
 
-    /// Remembers the tool of an announced call.
+    /// Remembers the tool of an announced call, and whether it is a command.
     pub(crate) fn note_update(&mut self, update: &SessionUpdate) {
         let (id, call) = match update {
             SessionUpdate::ToolCall(call) => (&call.tool_call_id, CallDescription::from(call)),
             SessionUpdate::ToolCallUpdate(update) => (&update.tool_call_id, CallDescription::from(update)),
             _ => return,
         };
+        if call.kind() == Some(ToolKind::Execute) && self.commands.len() < MAX_ANNOUNCED_CALLS {
+            self.commands.insert(bounded_id(&id.0).into_owned());
+        }
         if let Some(listed) = self.listing.names()
             && let Some(tool) = call.gated_tool(&listed)
             && self.announced.len() < MAX_ANNOUNCED_CALLS
@@ -118,12 +128,13 @@ impl PermissionResponder {
 
     /// Decides about a request, and records the answer unless a person is to give it.
     pub(crate) fn answer(&self, request: &RequestPermissionRequest, cancelling: bool) -> PermissionDecision {
+        let id = bounded_id(&request.tool_call.tool_call_id.0);
         let call = CallDescription::from(&request.tool_call);
-        let announced = || {
-            self.announced
-                .get(&*bounded_id(&request.tool_call.tool_call_id.0))
-                .cloned()
+        let call = match self.commands.contains(&*id) {
+            true => call.with_kind(Some(ToolKind::Execute)),
+            false => call,
         };
+        let announced = || self.announced.get(&*id).cloned();
         let gated_tool = self
             .listing
             .names()

@@ -3,7 +3,13 @@
 
 use std::borrow::Cow;
 
+use oubliette_protocol::event::EventBody;
 use serde_json::Value;
+
+/// The characters with which a sequence begins: ESC, and the control characters that stand for ESC and a letter.
+const INTRODUCERS: [char; 7] = [
+    '\u{1b}', '\u{90}', '\u{98}', '\u{9b}', '\u{9d}', '\u{9e}', '\u{9f}',
+];
 
 /// The longest sequence that is recognised, in bytes; of a longer one only its first character is removed.
 const MAX_SEQUENCE_BYTES: usize = 4 * 1024;
@@ -33,8 +39,50 @@ pub(crate) fn strip_escapes_in(value: &mut Value) {
             }
         }
         Value::Array(items) => items.iter_mut().for_each(strip_escapes_in),
-        Value::Object(fields) => fields.values_mut().for_each(strip_escapes_in),
+        Value::Object(fields) => {
+            if !fields.keys().all(|name| is_plain(name)) {
+                let stripped = std::mem::take(fields).into_iter();
+                *fields = stripped
+                    .map(|(name, value)| (strip_escapes(&name).into_owned(), value))
+                    .collect();
+            }
+            fields.values_mut().for_each(strip_escapes_in);
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Removes escape sequences from the texts of an event that are an agent's own, as far as they are not stripped where they
+/// arrive: those of the turn's messages and tool calls are.
+pub(crate) fn strip_event(event: &mut EventBody) {
+    match event {
+        EventBody::Status {
+            reason: Some(text), ..
+        }
+        | EventBody::Error { message: text, .. }
+        | EventBody::TurnCompleted {
+            stop_reason: text, ..
+        }
+        | EventBody::ToolCall {
+            tool_call_id: text, ..
+        }
+        | EventBody::ToolResult {
+            tool_call_id: text, ..
+        } => {
+            if let Cow::Owned(stripped) = strip_escapes(text) {
+                *text = stripped;
+            }
+        }
+        EventBody::Plan { entries } => strip_escapes_in(entries),
+        EventBody::Usage { usage } => usage.values_mut().for_each(strip_escapes_in),
+        EventBody::Status { reason: None, .. }
+        | EventBody::Message { .. }
+        | EventBody::Delta { .. }
+        | EventBody::Thought { .. }
+        | EventBody::CallerToolRequest { .. }
+        | EventBody::CallerToolDone { .. }
+        | EventBody::ApprovalRequested(_)
+        | EventBody::ApprovalDecided(_) => {}
     }
 }
 
@@ -59,14 +107,14 @@ impl EscapeFilter {
 }
 
 fn is_plain(text: &str) -> bool {
-    !text.contains(['\u{1b}', '\u{9b}'])
+    !text.contains(INTRODUCERS)
 }
 
 /// The text without sequences, and the beginning of one that its end cuts off.
 fn split_stripped(text: &str) -> (String, String) {
     let mut stripped = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(at) = rest.find(['\u{1b}', '\u{9b}']) {
+    while let Some(at) = rest.find(INTRODUCERS) {
         stripped.push_str(&rest[..at]);
         rest = &rest[at..];
         match sequence_at_start(rest) {
@@ -74,7 +122,7 @@ fn split_stripped(text: &str) -> (String, String) {
             EscapeSequence::Unfinished if rest.len() <= MAX_SEQUENCE_BYTES => {
                 return (stripped, rest.to_owned());
             }
-            EscapeSequence::Unfinished => rest = rest.get(1..).unwrap_or_default(),
+            EscapeSequence::Unfinished => rest = rest.trim_start_matches(INTRODUCERS),
         }
     }
     stripped.push_str(rest);
@@ -84,9 +132,10 @@ fn split_stripped(text: &str) -> (String, String) {
 /// The sequence at the start of a text, by the syntax of ECMA-48.
 fn sequence_at_start(text: &str) -> EscapeSequence {
     let mut chars = text.char_indices().skip(1).peekable();
-    let kind = match text.starts_with('\u{9b}') {
-        true => '[',
-        false => match chars.next() {
+    let kind = match text.chars().next() {
+        Some('\u{9b}') => '[',
+        Some('\u{90}' | '\u{98}' | '\u{9d}' | '\u{9e}' | '\u{9f}') => ']',
+        _ => match chars.next() {
             Some((_, kind)) => kind,
             None => return EscapeSequence::Unfinished,
         },
@@ -104,10 +153,11 @@ fn sequence_at_start(text: &str) -> EscapeSequence {
             }
             EscapeSequence::Unfinished
         }
-        // Strings: up to BEL, or to ESC and a backslash.
+        // Strings: up to BEL, to ESC and a backslash, or to the control character for these two.
         ']' | 'P' | 'X' | '^' | '_' => {
             while let Some((at, c)) = chars.next() {
                 match c {
+                    '\u{9c}' => return EscapeSequence::Complete(at + c.len_utf8()),
                     '\u{7}' => return EscapeSequence::Complete(at + 1),
                     '\u{1b}' => match chars.peek() {
                         Some((end, '\\')) => return EscapeSequence::Complete(end + 1),
@@ -144,17 +194,61 @@ mod tests {
             ("\u{1b}(Bx\u{1b}7y\u{9b}1mz", "xyz"),
             ("cut \u{1b}[3", "cut "),
             ("\u{1b}[äx", "äx"),
+            ("a\u{9d}0;title\u{9c}b\u{90}q\u{1b}\\c\u{9e}d\u{7}e", "abce"),
         ] {
             assert_eq!(strip_escapes(text), stripped, "{text:?}");
         }
         let mut value = serde_json::json!({"a": ["\u{1b}[1mb\u{1b}[m", 1], "c": null});
         strip_escapes_in(&mut value);
         assert_eq!(value, serde_json::json!({"a": ["b", 1], "c": null}));
+        let mut value = serde_json::json!({"\u{1b}[1ma": {"\u{1b}[2mb": "\u{1b}[3mc"}});
+        strip_escapes_in(&mut value);
+        assert_eq!(value, serde_json::json!({"a": {"b": "c"}}));
+    }
+
+    #[test]
+    fn a_sequence_without_end_costs_only_its_beginning() {
+        for introducer in ["\u{1b}[", "\u{9b}", "\u{1b}]", "\u{9d}"] {
+            let text = format!("{introducer}{}", "1".repeat(2 * MAX_SEQUENCE_BYTES));
+            assert!(
+                strip_escapes(&text).ends_with(&"1".repeat(2 * MAX_SEQUENCE_BYTES)),
+                "{introducer:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_text_of_an_event_has_escapes() {
+        let red = "\u{1b}[31mred".to_owned();
+        let mut usage = oubliette_protocol::JsonObject::new();
+        usage.insert("note".into(), Value::String(red.clone()));
+        for mut event in [
+            EventBody::Plan {
+                entries: serde_json::json!([{"content": red}]),
+            },
+            EventBody::Usage { usage },
+            EventBody::error(oubliette_protocol::ErrorCode::Unavailable, red.clone()),
+            EventBody::TurnCompleted {
+                turn: 1,
+                stop_reason: red.clone(),
+                text: String::new(),
+                usage: None,
+            },
+            EventBody::ToolResult {
+                tool_call_id: red.clone(),
+                ok: true,
+                result: Value::Null,
+            },
+        ] {
+            strip_event(&mut event);
+            let text = serde_json::to_string(&event).unwrap();
+            assert!(text.contains("red") && !text.contains("u001b"), "{text}");
+        }
     }
 
     proptest! {
         #[test]
-        fn pieces_give_what_the_whole_gives(pieces in proptest::collection::vec("[\u{1b}\u{9b}\\[\\]0-9;mK\u{7}\\\\ä(B ]{0,6}", 0..6)) {
+        fn pieces_give_what_the_whole_gives(pieces in proptest::collection::vec("[\u{1b}\u{9b}\u{9c}\u{9d}\\[\\]0-9;mK\u{7}\\\\ä(B ]{0,6}", 0..6)) {
             let mut filter = EscapeFilter::default();
             let stripped: String = pieces.iter().map(|piece| filter.strip(piece).into_owned()).collect();
             let whole = pieces.concat();

@@ -71,7 +71,7 @@ impl CallDescription<'_> {
             return (server == SERVER_NAME && listed.contains(tool)).then(|| tool.to_owned());
         }
         let title = self.title?;
-        if self.kind == Some(ToolKind::Execute) {
+        if self.kind == Some(ToolKind::Execute) || self.input_has_command(title) {
             return None;
         }
         match title.split_once(&server_suffix()) {
@@ -114,15 +114,19 @@ impl CallDescription<'_> {
     }
 
     fn title_is_command(&self, title: &str) -> bool {
+        self.input_has_command(title) || title.contains(char::is_whitespace)
+    }
+
+    /// Whether the call's input says that this text is its command.
+    fn input_has_command(&self, text: &str) -> bool {
         let command = self
             .input
             .and_then(|input| input.get("command").or_else(|| input.get("cmd")));
-        let is_command = match command {
-            Some(Value::String(command)) => command == title,
-            Some(Value::Array(words)) => words.iter().any(|word| word.as_str() == Some(title)),
+        match command {
+            Some(Value::String(command)) => command == text,
+            Some(Value::Array(words)) => words.iter().any(|word| word.as_str() == Some(text)),
             _ => false,
-        };
-        is_command || title.contains(char::is_whitespace)
+        }
     }
 }
 
@@ -196,6 +200,9 @@ mod tests {
             json!({"title": "oubliette-client", "kind": "execute", "rawInput": {"command": "oubliette-client"}}),
             json!({"title": "myapp_notify (oubliette MCP Server)", "kind": "execute"}),
             json!({"title": "mcp__oubliette__myapp_notify; rm -rf /"}),
+            // A program of the workspace, from an agent that does not say the kind of its calls.
+            json!({"title": "oubliette/myapp_notify", "rawInput": {"command": "oubliette/myapp_notify"}}),
+            json!({"title": "oubliette/myapp_notify", "kind": "other", "rawInput": {"cmd": ["oubliette/myapp_notify"]}}),
             json!({"title": "mcp__other__myapp_notify"}),
             json!({"title": "myapp_notify"}),
             json!({"title": "x", "kind": "execute", "rawInput": {"server": "oubliette", "tool": "myapp_notify"}}),

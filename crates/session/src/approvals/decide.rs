@@ -33,7 +33,7 @@ pub struct ApprovalQuery {
 pub enum ApprovalChoice {
     /// The call may be made.
     Allow,
-    /// It may not.
+    /// The call is refused.
     Deny,
 }
 
@@ -42,7 +42,7 @@ pub enum ApprovalChoice {
 pub struct ApprovalVerdict {
     /// What was chosen.
     pub choice: ApprovalChoice,
-    /// Why.
+    /// The reason given with the decision.
     pub reason: Option<String>,
     /// How far it reaches; `None`: this call alone.
     pub reach: Option<ApprovalReach>,

@@ -83,10 +83,9 @@ impl SessionTask {
         if errors.is_empty() {
             return;
         }
-        let events = errors.into_iter().map(|error| EventBody::Error {
-            code: error.code,
-            message: error.message,
-        });
+        let events = errors
+            .into_iter()
+            .map(|error| EventBody::error(error.code, error.message));
         // A log that cannot be written ends the task; that is noticed where it goes on.
         let _ = self.log(events.collect(), SessionPatch::default()).await;
     }

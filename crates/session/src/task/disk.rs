@@ -11,10 +11,7 @@ impl SessionTask {
         if let Some(processes) = self.processes.take() {
             processes.stop(&self.env).await;
         }
-        let event = EventBody::Error {
-            code: error.code,
-            message: error.message,
-        };
+        let event = EventBody::error(error.code, error.message);
         // If it cannot be logged, neither can whatever follows, which reports that.
         let _ = self.log(vec![event], SessionPatch::default()).await;
     }

@@ -8,7 +8,7 @@ use oubliette_protocol::{
     event::{EventBody, MessageRole, SessionEvent},
 };
 
-use crate::agent_process::{event_bounds::truncate_text, replay_filter::EarlierTurn};
+use crate::agent_process::replay_filter::EarlierTurn;
 
 use super::SessionTask;
 
@@ -16,8 +16,6 @@ use super::SessionTask;
 const MAX_EVENTS: i64 = 20_000;
 /// How many events are read at once.
 const PAGE: usize = 1_000;
-/// The longest message or answer that is retold, in bytes.
-const MAX_TURN_BYTES: usize = 16 * 1024;
 /// How much text of the last turns is retold, in bytes.
 const MAX_BYTES: usize = 128 * 1024;
 
@@ -85,13 +83,10 @@ fn collect(event: &Arc<SessionEvent>, turns: &mut Vec<EarlierTurn>) {
         EventBody::Message {
             role: MessageRole::User,
             text,
-        } => turns.push(EarlierTurn {
-            message: truncate_text(text.clone(), MAX_TURN_BYTES),
-            answer: String::new(),
-        }),
+        } => turns.push(EarlierTurn::new(text)),
         EventBody::TurnCompleted { text, .. } => {
             if let Some(turn) = turns.last_mut() {
-                turn.answer = truncate_text(text.clone(), MAX_TURN_BYTES);
+                turn.set_answer(text);
             }
         }
         _ => {}

@@ -136,10 +136,7 @@ impl SessionTask {
                 tracing::error!(session = %self.env.session, error = %error.for_log(), "dropping a queued message failed");
                 continue;
             }
-            events.push(EventBody::Error {
-                code: why.code,
-                message: format!("turn {} was not begun: {}", queued.turn, why.message),
-            });
+            events.push(EventBody::turn_skipped(queued.turn, why));
             if let Some(result) = queued.result {
                 let _ = result.send(Err(why.clone()));
             }

@@ -13,7 +13,10 @@ use oubliette_protocol::{
 use oubliette_store::SessionPatch;
 use tokio::sync::oneshot;
 
-use crate::{agent_process::event_bounds::bound_event, live::TaskCommand};
+use crate::{
+    agent_process::{event_bounds::bound_event, terminal_escapes::strip_event},
+    live::TaskCommand,
+};
 
 use super::{SessionTask, mask::mask_secrets, sleep_until};
 
@@ -46,6 +49,8 @@ impl SessionTask {
         mut patch: SessionPatch,
     ) -> Result<()> {
         for body in &mut bodies {
+            // Before secrets are masked: one with an escape sequence in it would not be recognised.
+            strip_event(body);
             mask_secrets(&self.env.plane, body);
             // Secrets go before a value is cut: half a secret would not be recognised.
             bound_event(body);
@@ -93,6 +98,7 @@ impl SessionTask {
         }
         let mut bytes = 0;
         for mut event in events {
+            strip_event(&mut event);
             mask_secrets(&self.env.plane, &mut event);
             bound_event(&mut event);
             bytes += store.events().append_soon(&self.env.session, event).await?;

@@ -91,10 +91,7 @@ impl SessionTask {
             )));
         };
         let error = Error::conflict("its message was removed from the queue");
-        let event = EventBody::Error {
-            code: error.code,
-            message: format!("turn {turn} was not begun: {}", error.message),
-        };
+        let event = EventBody::turn_skipped(turn, &error);
         let patch = SessionPatch {
             dequeue_turn: Some(turn),
             ..SessionPatch::default()

@@ -233,10 +233,7 @@ impl SessionTask {
             )),
             Err(_) => Error::unavailable(message),
         };
-        let mut events = vec![EventBody::Error {
-            code: error.code,
-            message: error.message.clone(),
-        }];
+        let mut events = vec![EventBody::error(error.code, error.message.as_str())];
         match self.processes {
             Some(_) => events.extend(idle_event(Some(error.message.clone()))),
             None => {

@@ -346,10 +346,7 @@ impl SessionTask {
         let (mut events, _) = turn.recorder.finish();
         self.env.plane.mask_text(&mut error.message);
         tracing::info!(session = %self.env.session, error = %error.for_log(), "a turn failed");
-        events.push(EventBody::Error {
-            code: error.code,
-            message: error.message.clone(),
-        });
+        events.push(EventBody::error(error.code, error.message.as_str()));
         if self.pending.switch.is_none() {
             events.push(EventBody::Status {
                 status: SessionStatus::Failed,
@@ -385,10 +382,7 @@ impl SessionTask {
             }
         };
         let (mut events, _) = turn.recorder.finish();
-        events.push(EventBody::Error {
-            code: error.code,
-            message: error.message.clone(),
-        });
+        events.push(EventBody::error(error.code, error.message.as_str()));
         if interruption == Interruption::Stopped {
             events.push(EventBody::Status {
                 status: SessionStatus::Idle,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 use oubliette_protocol::{
     Error, ProjectId,
-    usage::{UsageTotals, UsdNanos},
+    usage::{BudgetName, UsageTotals, UsdNanos},
 };
 use oubliette_store::ChargedSum;
 use serde_json::Value;
@@ -53,6 +53,28 @@ pub struct ServerBudget {
 pub(super) enum BudgetOwner {
     Server,
     Project(ProjectId),
+}
+
+/// A budget of which nothing is left.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct UsedUpBudget {
+    /// Whose it is; none for a budget of the session's own turn.
+    pub(super) owner: Option<BudgetOwner>,
+    pub(super) name: BudgetName,
+}
+
+/// Why a model request is refused.
+#[derive(Debug)]
+pub(super) struct ModelRefusal {
+    /// The budget that is used up; none if the budgets could not be checked.
+    pub(super) budget: Option<UsedUpBudget>,
+    pub(super) error: Error,
+}
+
+impl From<Error> for ModelRefusal {
+    fn from(error: Error) -> Self {
+        Self { budget: None, error }
+    }
 }
 
 /// What was spent on one day.
@@ -161,25 +183,40 @@ impl BudgetBook {
     }
 
     /// An error if nothing of a budget is left on a day: which budget, how much, and when it opens again.
-    pub(super) fn check(&self, day: Date, owner: &BudgetOwner, budget: &DayBudget) -> Result<(), Error> {
+    pub(super) fn check(
+        &self,
+        day: Date,
+        owner: &BudgetOwner,
+        budget: &DayBudget,
+    ) -> Result<(), ModelRefusal> {
         let spent = self.days.get(&day).and_then(|sums| sums.spent.get(owner));
         let spent = spent.copied().unwrap_or_default();
         let whose = match owner {
             BudgetOwner::Server => "of the server ([budget] in oubliette.toml)".to_owned(),
             BudgetOwner::Project(id) => format!("of project {id}"),
         };
-        let used_up = |setting: &str, used: String| {
+        let used_up = |name: BudgetName, used: String| {
+            let setting = name.as_str();
             let opens = bounds_of(day)?.1;
-            Err(Error::limit_exceeded(format!(
-                "the budget {setting} {whose} is used up: {used} today; it opens again at {opens}"
-            )))
+            Err(ModelRefusal {
+                budget: Some(UsedUpBudget {
+                    owner: Some(owner.clone()),
+                    name,
+                }),
+                error: Error::limit_exceeded(format!(
+                    "the budget {setting} {whose} is used up: {used} today; it opens again at {opens}"
+                )),
+            })
         };
         if let Some(most) = budget.tokens.filter(|most| spent.tokens >= *most) {
-            return used_up("tokens_per_day", format!("{} of {most} tokens", spent.tokens));
+            return used_up(
+                BudgetName::TokensPerDay,
+                format!("{} of {most} tokens", spent.tokens),
+            );
         }
         if let Some(most) = budget.cost_usd.filter(|most| spent.cost.as_usd() >= *most) {
             return used_up(
-                "cost_usd_per_day",
+                BudgetName::CostUsdPerDay,
                 format!("{:.6} of {most} USD", spent.cost.as_usd()),
             );
         }
@@ -222,7 +259,7 @@ mod tests {
         book.charge(now, &project, &[], &used(999, 0.5));
         assert!(check(&book, &tokens(1000)).is_ok());
         book.charge(now, &project, &[], &used(500, 0.5));
-        let error = check(&book, &tokens(1000)).unwrap_err().message;
+        let error = check(&book, &tokens(1000)).unwrap_err().error.message;
         for part in [
             "tokens_per_day",
             project.as_str(),
@@ -238,12 +275,14 @@ mod tests {
         assert!(
             check(&book, &cost)
                 .unwrap_err()
+                .error
                 .message
                 .contains("cost_usd_per_day")
         );
         assert!(
             book.check(day_of(now), &BudgetOwner::Server, &tokens(1000))
                 .unwrap_err()
+                .error
                 .message
                 .contains("[budget]")
         );

@@ -18,7 +18,7 @@ use crate::{LiveConfig, SessionConfig};
 
 use super::{
     DayBudget, SessionMeter,
-    budget::{BudgetBook, BudgetOwner, bounds_of, day_of},
+    budget::{BudgetBook, BudgetOwner, ModelRefusal, bounds_of, day_of},
 };
 
 /// Records that may wait to be written. Beyond it no model is asked: what could not be recorded must not be used.
@@ -135,11 +135,10 @@ impl UsageLedger {
 
     /// Checks that something is left of the server's budget and of these projects', today. Requests that are under way
     /// count when they end, so what is spent beyond a budget is at most those.
-    pub(super) async fn check(&self, projects: &[(ProjectId, DayBudget)]) -> Result<()> {
+    pub(super) async fn check(&self, projects: &[(ProjectId, DayBudget)]) -> Result<(), ModelRefusal> {
         if self.state.lock().pending.len() >= MAX_PENDING {
-            return Err(Error::unavailable(
-                "what was used cannot be written to the database; no model is asked until it can",
-            ));
+            let unwritten = "what was used cannot be written to the database; no model is asked until it can";
+            return Err(Error::unavailable(unwritten).into());
         }
         let config = self.config();
         let server = (&BudgetOwner::Server, &config.budget.day);

@@ -59,7 +59,7 @@ async fn a_budget_holds_over_midnight_jumps_of_the_clock_restarts_and_write_fail
     ledger.charge(Some("p"), record(&project, 60));
     assert!(ledger.check(&budgets).await.is_ok());
     ledger.charge(Some("p"), record(&project, 40));
-    let error = ledger.check(&budgets).await.unwrap_err();
+    let error = ledger.check(&budgets).await.unwrap_err().error;
     assert!(
         error.message.contains("100 of 100") && error.message.contains(morning),
         "{error}"

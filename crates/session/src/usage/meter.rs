@@ -16,18 +16,22 @@ use oubliette_protocol::{
     Error, ErrorCode, ProjectId, Result, SessionId, Slug, TokenId,
     debug::DebugBody,
     event::EventBody,
-    usage::{TURN_CALLS_USED_UP, UsageTotals},
+    usage::{BudgetName, UsageTotals},
 };
 use oubliette_store::{SessionRow, Store, UsageRecord};
 use oubliette_tools::{CallMeter, CallOrigin, DebugSink};
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, watch};
 
-use super::{DayBudget, UsageLedger};
+use super::{
+    DayBudget, UsageLedger,
+    budget::{ModelRefusal, UsedUpBudget},
+};
 
 /// How long the end of a turn waits for what is [unfinished](SessionMeter::unfinished).
 const UNFINISHED_WAIT: Duration = Duration::from_secs(1);
-/// How many requests of a turn are refused before the turn is cancelled: some agents ask again for ever.
+/// How many requests of a turn are refused for good, one after the other, before the turn is cancelled: some agents ask
+/// again for ever.
 const MAX_REFUSED: u32 = 5;
 
 /// How many models a turn is counted for: an agent may make up names.
@@ -75,11 +79,12 @@ struct TurnUsage {
     models: Vec<String>,
     /// The one that answered last: the agent's tool calls are its.
     last_model: Option<String>,
+    /// Requests that were refused for good since a model last answered.
     refused: u32,
-    /// The last refusal.
+    /// The last refusal for a budget.
     refusal: Option<Error>,
-    /// Refusals that are in the session's log.
-    reported: HashSet<String>,
+    /// The budgets whose refusals are in the session's log.
+    reported: HashSet<UsedUpBudget>,
 }
 
 impl SessionMeter {
@@ -244,6 +249,7 @@ impl SessionMeter {
     /// because an agent may call a tool while the answer is still being streamed.
     fn note_answer(&self, account: &SessionAccount, model: &str) {
         let mut turn = self.turn.lock();
+        turn.refused = 0;
         if turn.last_model.as_deref() == Some(model) {
             return;
         }
@@ -292,27 +298,34 @@ impl SessionMeter {
         }
     }
 
-    /// Counts a refused model request, and says so in the session's log, once for each budget and turn.
-    async fn note_refused_request(&self, error: &Error) {
-        let (is_new, is_exhausted) = {
+    /// Says in the session's log that a budget refused a model request, once for each budget and turn.
+    async fn note_used_up(&self, budget: UsedUpBudget, error: &Error) {
+        let name = budget.name;
+        let is_new = {
             let mut turn = self.turn.lock();
-            turn.refused += 1;
             turn.refusal = Some(error.clone());
-            // By the budget's name: how much of it is used may differ the next time.
-            let budget = error
-                .message
-                .split(" is used up")
-                .next()
-                .unwrap_or_default()
-                .to_owned();
-            (turn.reported.insert(budget), turn.refused >= MAX_REFUSED)
+            turn.reported.insert(budget)
         };
         if is_new {
-            self.log_error(error).await;
+            self.log_error(Some(name), error).await;
         }
-        if is_exhausted {
+    }
+
+    /// Counts a model request that was refused for good, and has the turn cancelled when there were too many.
+    async fn count_refused(&self, error: &Error) -> u32 {
+        let (refused, is_unsaid) = {
+            let mut turn = self.turn.lock();
+            turn.refused += 1;
+            // A used up budget is in the log since its first refusal.
+            (turn.refused, turn.refusal.is_none())
+        };
+        if refused == MAX_REFUSED && is_unsaid {
+            self.log_error(None, error).await;
+        }
+        if refused >= MAX_REFUSED {
             self.exhausted.send_replace(Some(error.clone()));
         }
+        refused
     }
 
     fn begin_unfinished(&self) {
@@ -324,13 +337,15 @@ impl SessionMeter {
             .send_modify(|count| *count = count.saturating_sub(1));
     }
 
-    async fn log_error(&self, error: &Error) {
+    async fn log_error(&self, budget: Option<BudgetName>, error: &Error) {
         let event = EventBody::Error {
             code: error.code,
             message: error.message.clone(),
+            skipped_turn: None,
+            budget,
         };
         if let Err(failed) = self.store.events().append(&self.session, vec![event]).await {
-            tracing::warn!(session = %self.session, error = %failed.for_log(), "logging a used up budget failed");
+            tracing::warn!(session = %self.session, error = %failed.for_log(), "logging refused model requests or tool calls failed");
         }
     }
 }
@@ -341,14 +356,17 @@ impl CallMeter for SessionMeter {
             let most = self.max_turn_calls.load(Ordering::Relaxed);
             if self.turn_calls.fetch_add(1, Ordering::Relaxed) >= most {
                 let calls = if most == 1 { "call" } else { "calls" };
+                let name = BudgetName::ToolCallsPerTurn;
                 let error = Error::limit_exceeded(format!(
-                    "{TURN_CALLS_USED_UP}: {most} {calls} in this turn; it opens again with the next turn"
+                    "the budget {} is used up: {most} {calls} in this turn; it opens again with the next turn",
+                    name.as_str()
                 ));
-                if self.turn.lock().reported.insert("tool_calls_per_turn".to_owned()) {
+                let budget = UsedUpBudget { owner: None, name };
+                if self.turn.lock().reported.insert(budget) {
                     let (meter, error) = (self.clone(), error.clone());
                     self.begin_unfinished();
                     self.runtime.spawn(async move {
-                        meter.log_error(&error).await;
+                        meter.log_error(Some(name), &error).await;
                         meter.end_unfinished();
                     });
                 }
@@ -385,14 +403,18 @@ impl ModelSink for SessionModelSink {
             .into_iter()
             .map(|(project, limits)| (project, DayBudget::of_limits(&limits)))
             .collect();
-        if let Err(error) = meter.ledger.check(&budgets).await {
-            if error.code == ErrorCode::LimitExceeded {
-                meter.note_refused_request(&error).await;
+        if let Err(ModelRefusal { budget, error }) = meter.ledger.check(&budgets).await {
+            if let Some(budget) = budget {
+                meter.note_used_up(budget, &error).await;
             }
             return Err(error);
         }
         meter.begin_unfinished();
         Ok(())
+    }
+
+    async fn count_refused(&self, error: &Error) -> u32 {
+        self.meter.count_refused(error).await
     }
 
     fn model_request(&self, request: ModelRequest) {

@@ -195,11 +195,48 @@ async fn a_refused_tool_call_is_in_the_log_before_its_turn_ends() {
     fixture.call(&inside(), 1);
     for _ in 0..2 {
         let refused = meter.clone().reserve_call(&inside()).unwrap_err();
-        assert!(refused.message.starts_with(TURN_CALLS_USED_UP), "{refused}");
+        assert!(
+            refused
+                .message
+                .starts_with("the budget tool_calls_per_turn is used up"),
+            "{refused}"
+        );
         assert!(refused.message.contains("1 call in this turn"), "{refused}");
     }
     meter.end_turn().await.unwrap();
     let logged = fixture.store.events().read(&meter.session, -1, 10).await.unwrap();
-    let logged: Vec<&str> = logged.iter().map(|event| event.body.kind()).collect();
-    assert_eq!(logged, ["error"], "once a turn");
+    let [event] = logged.as_slice() else {
+        panic!("once a turn: {logged:?}");
+    };
+    assert!(
+        matches!(
+            event.body,
+            EventBody::Error {
+                budget: Some(BudgetName::ToolCallsPerTurn),
+                ..
+            }
+        ),
+        "{event:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_agent_that_asks_on_after_refusals_is_stopped_unless_a_model_answers() {
+    let fixture = MeterFixture::new().await;
+    let (meter, error) = (&fixture.meter, Error::unavailable("nobody listens there"));
+    meter.begin_turn().await.unwrap();
+    for count in 1..MAX_REFUSED {
+        assert_eq!(fixture.sink.count_refused(&error).await, count);
+    }
+    fixture.ask("m", 200).await;
+    assert_eq!(fixture.sink.count_refused(&error).await, 1);
+    assert!(meter.exhausted.borrow().is_none());
+    for _ in 1..=MAX_REFUSED {
+        fixture.sink.count_refused(&error).await;
+    }
+    assert_eq!(meter.exhausted().await.message, error.message);
+    let logged = fixture.store.events().read(&meter.session, -1, 10).await.unwrap();
+    assert_eq!(logged.len(), 1, "said once");
+    meter.begin_turn().await.unwrap();
+    assert_eq!(fixture.sink.count_refused(&error).await, 1);
 }
