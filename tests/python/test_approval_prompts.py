@@ -84,6 +84,33 @@ async def test_a_message_is_waited_for_although_the_turn_before_it_failed(server
     assert len(asked) == 2 and decisions(server, admin, session) == ["cancelled", "allowed"]
 
 
+async def test_a_client_is_not_asked_about_what_was_decided_while_its_user_answered(server, admin, project):
+    """While its user reads the first question, that and the next call are decided elsewhere; it is asked about the third."""
+    put_writer(server, admin, "meanwhile", [[write("a"), write("b"), write("c"), {"say": "done"}]])
+    asked = []
+
+    def decide_two():
+        [first] = server.api("approval_list", admin, project_id=project, status="pending")["approvals"]
+        with server.events(first["session_id"], admin) as events:
+            for _ in range(2):
+                id = events.until("approval_requested")["approval_id"]
+                server.api("approval_decide", admin, approval_id=id, decision="allow")
+            events.until("approval_requested")
+
+    async def answer(_, params):
+        asked.append(params.message)
+        if len(asked) == 1:
+            await asyncio.to_thread(decide_two)
+            return types.ElicitResult(action="cancel")
+        return types.ElicitResult(action="accept", content={"decision": "allow"})
+
+    async with server.mcp(admin, MODERN, elicitation_callback=answer) as mcp:
+        message = {"message": "go", "project_id": project, "agent": "meanwhile", "wait": True}
+        done = await asyncio.wait_for(mcp.call("session_message", **message), DEADLINE)
+    assert done["text"].endswith("done")
+    assert len(asked) == 2 and '"path":"a"' in asked[0] and '"path":"c"' in asked[1], asked
+
+
 async def test_an_elicitation_hides_nothing(server, admin, project, mode):
     """Neither behind a long text nor by characters that are not seen."""
     long = call(TOOL, content="x" * 20_000, path="a\u202eb", mode="create")

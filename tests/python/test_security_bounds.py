@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import json
 import socket
 import sqlite3
 
 import pytest
 
-from attack_support import ANSWERED_WITHIN, MIB, TRUST, Attacker, Memory, answers, settled, unharmed
-from harness import running
+from attack_support import ANSWERED_WITHIN, MIB, TRUST, Attacker, Memory, answers, refusal, settled, unharmed
+from harness import running, wait_until
 from wire import Relay
 
 CHILDREN = 24
@@ -57,6 +58,42 @@ def test_the_events_of_many_children_are_read_within_bounds(server, admin, proje
             found = [sum(len(event.get("text", "")) for event in child["events"]) for child in children]
             assert 0 < sum(found) <= 8 * MIB + MESSAGE, found
         unharmed(server, admin)
+
+
+UNREAD = 60
+"""Answers of 8 MiB that a client asks for and does not read: together 480 MiB."""
+
+
+def test_answers_that_a_client_does_not_read_are_kept_within_the_tokens_budget(server, admin, project):
+    """A client that may only read asks for large answers on many connections and reads none; past its budget it is refused,
+    and when it is gone the answers are given up."""
+    server.put_agent("talkative", admin, [[{"say": "x"}]] * 4)
+    ask = {"message": "x" * (MESSAGE - 4096), "project_id": project, "agent": "talkative", "wait": True}
+    session = server.api("session_message", admin, **ask)["session_id"]
+    server.api("session_message", admin, session_id=session, message=ask["message"], wait=True)
+    reader = server.token("read")
+    body = json.dumps({"session_id": session, "max_events": 1000}).encode()
+    head = (
+        f"POST /api/tools/session_events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {reader}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    memory = Memory(server)
+    with contextlib.ExitStack() as stack:
+        statuses = []
+        for _ in range(UNREAD):
+            client = stack.enter_context(socket.socket())
+            # Before it connects: a small window from the first.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+            client.settimeout(ANSWERED_WITHIN)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(head + body)
+            # One after the other: each is being sent when the next is asked for.
+            statuses.append(client.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL)[9:])
+        assert b"200" in statuses and set(statuses) != {b"200"}, statuses
+        memory.check(MOST_MEMORY)
+        unharmed(server, admin)
+    events = {"session_id": session, "max_events": 1000}
+    wait_until(lambda: refusal(lambda: server.api("session_events", reader, **events)) is None, "its budget to be free again")
 
 
 REPORTS = 12

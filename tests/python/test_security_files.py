@@ -243,7 +243,8 @@ class SlowDownloads:
             connection.sendall(head.encode())
             connection.setblocking(False)
             self._heads[connection] = b""
-        self._reader = threading.Thread(target=self._read)
+        # It ends with the tests, also if not every download is answered.
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         wait_until(lambda: all(len(head) >= 12 for head in self._heads.values()), "an answer to each download")
         self.statuses = {int(head[9:12]) for head in self._heads.values()}

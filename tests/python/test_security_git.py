@@ -332,6 +332,32 @@ def test_credentials_in_a_url_do_not_stay(repositories, operator, certificate):
             assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
 
 
+def command_lines() -> list[bytes]:
+    """The arguments of every process of this machine, which any user can read."""
+    lines = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_bytes())
+    return lines
+
+
+def test_credentials_in_a_url_are_in_no_command_line(operator):
+    """While a clone with a token in its URL is under way, no process has the token among its arguments."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(harness.DEADLINE)
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        with serving(f'[egress]\nallow = ["{host}"]\n', operator) as (server, admin, project):
+            url = f"http://user:{TOKEN}@{host}/x"
+            cloning = threading.Thread(target=lambda: refused(server, admin, project, url))
+            cloning.start()
+            with silent.accept()[0]:
+                lines = command_lines()
+                silent.close()
+            cloning.join()
+            assert [line for line in lines if host.encode() in line], "no clone was under way"
+            assert [line for line in lines if TOKEN.encode() in line] == []
+
+
 def test_a_credential_of_the_configuration_goes_to_its_host_only(repositories, operator, certificate):
     """`[[git.credential]]` is used over https for the host it names, and nowhere else."""
     pem, tls = certificate
@@ -375,6 +401,8 @@ def test_a_tree_bomb_ends_at_a_limit(repositories, operator):
         while cloning.is_alive():
             answers(server, admin)
         assert outcome[0].code in ("limit_exceeded", "timeout"), outcome
+        if outcome[0].code == "limit_exceeded":
+            assert f"the {MEMORY_MB} MiB of [sandbox] memory_mb" in outcome[0].message, outcome
         listed = server.api("workspace_list", admin, project_id=project)["workspaces"]
         assert [row["default"] for row in listed] == [True]
         unharmed(server, admin)

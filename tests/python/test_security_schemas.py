@@ -124,6 +124,15 @@ CASES = {
 }
 """Schemas and arguments that take much time, memory or stack, each in another way. No arguments fit."""
 
+TOO_MUCH_WORK = {
+    "comparing": (
+        lent({"items": {"enum": [["same", "same", n] for n in range(1000)]}}),
+        {"x": [["same", "same", 999]] * 20_000 + [["same", "same", -1]]},
+    ),
+    "applying": (lent({"items": {"type": "integer", "allOf": [{}] * 4000}}), {"x": [0] * 20_000 + ["wrong"]}),
+}
+"""Arguments of which only the last item is wrong, and to come to it takes twice the work that one check may do."""
+
 
 @pytest.mark.parametrize("door", ["rest", "relay"])
 @pytest.mark.parametrize("case", SMALL_CASES)
@@ -142,8 +151,18 @@ def test_no_schema_and_no_arguments_take_much_time_or_memory(server, admin, proj
     refused_in_bounds(server, admin, project, schema, arguments, "rest")
 
 
-def refused_in_bounds(server, admin: str, project: str, schema: dict, arguments: dict, door: str) -> None:
-    """Declares a tool and calls it; one of both is refused, and the server is none the worse."""
+@pytest.mark.parametrize("door", ["rest", "relay"])
+@pytest.mark.parametrize("case", TOO_MUCH_WORK)
+def test_a_check_that_takes_too_much_work_is_given_up(server, admin, project, case, door):
+    """A caller lends a tool and calls it with arguments that take long to be found wrong. The check ends at its limit of
+    work, which is counted, before it finds that out: the error is another."""
+    schema, arguments = TOO_MUCH_WORK[case]
+    assert refused_in_bounds(server, admin, project, schema, arguments, door) == {"limit_exceeded"}
+
+
+def refused_in_bounds(server, admin: str, project: str, schema: dict, arguments: dict, door: str) -> set[str]:
+    """Declares a tool and calls it; one of both is refused, and the server is none the worse. Returns the error codes of
+    the calls, none if the tool was refused."""
     server.put_agent("quiet", admin, [[{"say": "hi"}]])
     started = {"message": "go", "project_id": project, "agent": "quiet", "wait": True}
     context = lend({"name": "trap", "inputSchema": schema})
@@ -155,7 +174,7 @@ def refused_in_bounds(server, admin: str, project: str, schema: dict, arguments:
         assert "trap" in str(refused) and len(str(refused)) < 4096, refused
         memory.check(MOST_MEMORY)
         answers(server, admin)
-        return
+        return set()
     path = server.api("session_get", admin, session_id=session)["relay_socket"]
 
     def call() -> str:
@@ -184,6 +203,7 @@ def refused_in_bounds(server, admin: str, project: str, schema: dict, arguments:
     memory.check(MOST_MEMORY)
     unharmed(server, admin)
     server.api("session_end", admin, session_id=session)
+    return codes
 
 
 def test_arguments_that_fit_an_ordinary_schema_reach_the_caller(server, admin, project):

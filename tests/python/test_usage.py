@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import datetime
 import json
+import os
+import signal
 import threading
 import time
 
@@ -12,7 +15,7 @@ import pytest
 
 import harness
 import opencode
-from harness import ToolFailed, running
+from harness import ToolFailed, processes_with, running
 from model_apis import CACHED, INPUT, OUTPUT, TEXT, ModelApis
 from model_server import ModelServer
 
@@ -328,6 +331,35 @@ def test_a_session_below_another_project_spends_the_budget_above(one_day):
         say(server, admin, project, "boss")
         assert len(model.requests) == 1, "the budget of the project above is used up"
     model.close()
+
+
+def test_a_session_does_not_delete_the_project_above_with_its_budget():
+    """The session above has failed, so its project could be deleted; the one below in another project may not do that."""
+    mark = f"OUBLIETTE_TEST_MARK_{os.getpid()}"
+    with running() as server:
+        admin = server.token("admin")
+        key = {"OUBLIETTE_API_KEY": server.token("write")}
+        above = server.api("project_create", admin, name="p", env=key, limits={"tokens_per_day": 100})["project_id"]
+        below = server.api("project_create", admin, name="q", env=key)["project_id"]
+        delete = [{"call": {"tool": "oubliette_project_delete", "arguments": {"project_id": above}}}]
+        server.put_agent("worker", admin, [delete], tools={"ask": ["oubliette_project_delete"]})
+        message = {"message": "hi", "agent": "worker", "project_id": below}
+        steps = [{"call": {"tool": "oubliette_session_message", "arguments": message}}, {"call": {"tool": "project_list", "arguments": {}}}]
+        server.put_agent("boss", admin, [steps], children=["worker"], env={mark: "1"}, tools={"ask": ["project_list"]})
+        boss = server.api("session_message", admin, message="hi", project_id=above, agent="boss")["session_id"]
+        with server.events(boss, admin) as events:
+            events.until("approval_requested", tool="project_list")
+            for process in processes_with(mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            events.until("status", status="failed")
+        [worker] = server.api("session_list", admin, project_id=below)["sessions"]
+        with server.events(worker["session_id"], admin) as events:
+            id = events.until("approval_requested")["approval_id"]
+            server.api("approval_decide", admin, approval_id=id, decision="allow")
+            result = events.until("tool_result")
+            assert result["ok"] is False and "budgets" in json.dumps(result), result
+        assert server.api("project_get", admin, project_id=above)["limits"] == {"tokens_per_day": 100}
 
 
 def test_opencode_is_told_and_does_not_ask_for_ever(one_day):

@@ -171,8 +171,24 @@ def test_a_receiver_that_hangs_redirects_or_lies_holds_up_nobody_else(tmp_path):
         receiver.close()
 
 
-def _self_signed(folder) -> tuple[str, str]:
-    """A certificate for 127.0.0.1 that nobody has vouched for, and its key."""
+def test_a_certificate_is_taken_for_its_own_name_alone(tmp_path):
+    """The receiver's certificate is trusted, for `localhost`; as 127.0.0.1 it gets nothing."""
+    certificate = _self_signed(tmp_path, x509.DNSName("localhost"))
+    receiver = Receiver(certificate=certificate)
+    urls = [f"https://localhost:{receiver.port}/named", f"https://127.0.0.1:{receiver.port}/other"]
+    with running(config(*urls), {"HOOK_SECRET": SECRET, "SSL_CERT_FILE": certificate[0]}) as server:
+        admin, project = set_up(server)
+        session = talk(server, admin, project)
+        wait_until(lambda: len(receiver.taken) >= len(wanted(server, admin, session)), "the named one to have all")
+        name = f"webhook https://127.0.0.1:{receiver.port}"
+        failing = wait_until(lambda: next((c for c in server.cli_json("doctor")["checks"] if c["name"] == name and not c["ok"]), None), "doctor to name the other")
+        assert "certificate" in failing["detail"].lower(), failing
+        assert set(receiver.paths) == {"/named"}
+    receiver.close()
+
+
+def _self_signed(folder, subject: x509.GeneralName = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))) -> tuple[str, str]:
+    """A certificate for this host that nobody else has vouched for, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -184,7 +200,7 @@ def _self_signed(folder) -> tuple[str, str]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([subject]), critical=False)
         .sign(key, hashes.SHA256())
     )
     files = (folder / "cert.pem", folder / "key.pem")

@@ -217,3 +217,57 @@ fn install_cargo_tool(root: &Path, name: &str, version: &str, options: &[&str]) 
     }
     Ok(program)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::process::remove_built_folder;
+
+    /// Packs a package whose scripts leave a file named `ran-` and its name.
+    fn pack(dir: &Path, name: &str) {
+        let script = format!("touch '{}'", dir.join(format!("ran-{name}")).display());
+        let scripts = json!({"preinstall": script, "install": script, "postinstall": script});
+        let manifest = json!({"name": name, "version": "1.0.0", "scripts": scripts});
+        std::fs::create_dir_all(dir.join("packed/package")).unwrap();
+        std::fs::write(dir.join("packed/package/package.json"), manifest.to_string()).unwrap();
+        let archive = format!("{name}.tgz");
+        run(dir, "tar", &["-czf", &archive, "-C", "packed", "package"]).unwrap();
+    }
+
+    #[test]
+    fn no_package_runs_a_script_while_it_is_installed_but_those_named() {
+        if find_on_path("npm").is_none() {
+            eprintln!("skipped: npm is missing");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("oubliette-npm-install-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        pack(&dir, "taken-over");
+        pack(&dir, "wanted");
+        // No registry is asked, and scripts run unless the command line says otherwise.
+        let settings = format!(
+            "offline=true\nupdate-notifier=false\nignore-scripts=false\ncache={}\n",
+            dir.join("cache").display()
+        );
+        std::fs::write(dir.join(".npmrc"), settings).unwrap();
+        let root = json!({"name": "root", "version": "1.0.0",
+            "dependencies": {"taken-over": "file:taken-over.tgz", "wanted": "file:wanted.tgz"}});
+        std::fs::write(dir.join("package.json"), root.to_string()).unwrap();
+        let locked = |name: &str| json!({"version": "1.0.0", "resolved": format!("file:{name}.tgz"), "hasInstallScript": true});
+        let lock = json!({"name": "root", "version": "1.0.0", "lockfileVersion": 3, "requires": true, "packages": {
+            "": root, "node_modules/taken-over": locked("taken-over"), "node_modules/wanted": locked("wanted")}});
+        std::fs::write(dir.join("package-lock.json"), lock.to_string()).unwrap();
+        npm_install(&dir, &["wanted"]).unwrap();
+        for name in ["taken-over", "wanted"] {
+            assert!(
+                dir.join("node_modules").join(name).join("package.json").exists(),
+                "{name} is installed"
+            );
+        }
+        let ran = ["taken-over", "wanted"].map(|name| dir.join(format!("ran-{name}")).exists());
+        remove_built_folder(&dir).unwrap();
+        assert_eq!(ran, [false, true]);
+    }
+}

@@ -171,6 +171,25 @@ async fn a_call_under_ask_waits_and_counts_as_in_flight() {
 }
 
 #[tokio::test]
+async fn nobody_is_asked_about_a_call_whose_arguments_are_denied_or_not_allowed() {
+    let fixture = fixture(json!({"use":["files"],"ask":["@files/*"],
+        "allowed":[{"tool":"@files/*","when":path_is("^(f|secret)$")}],
+        "denied":[{"tool":"@files/*","when":path_is("secret")}]}))
+    .await;
+    fixture.approver.answers.send_replace(Some(Ok(())));
+    for path in ["secret", "notes/n"] {
+        let blocked = fixture
+            .call("files_fs_read", json!({"path":path}))
+            .await
+            .unwrap_err();
+        assert_eq!(blocked.code, ErrorCode::NotAllowed, "{path}");
+    }
+    assert!(fixture.approver.asked.lock().is_empty());
+    assert!(fixture.call("files_fs_read", json!({"path":"f"})).await.is_ok());
+    assert_eq!(fixture.approver.asked.lock().len(), 1);
+}
+
+#[tokio::test]
 async fn a_waiting_call_is_cancelled_with_its_plane_and_meets_rules_edited_meanwhile() {
     let tools = |denied: Value| json!({"use":["files"],"ask":["@files/*"],"denied":denied});
     let fixture = PlaneFixture::new();

@@ -4,7 +4,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use oubliette_protocol::{
-    CatalogId, Error, Result, SessionId, Slug,
+    CatalogId, Error, ProjectId, Result, SessionId, Slug,
     agent::{AgentDefinition, AgentRuntime, AgentSandboxSettings, NetworkAccess},
     catalog::{ServerIsolation, StdioTransport, ToolDefinition, Transport},
     program::ProgramSpec,
@@ -33,6 +33,7 @@ pub(crate) async fn check(app: &App, session: &SessionId, action: &Action) -> Re
             check_no_budget(change.limits.as_ref())?;
             check_own_project(app, session, change).await
         }
+        Action::ProjectDelete(delete) => check_no_project_above(app, session, &delete.project_id).await,
         Action::WorkspaceCreate(new) if new.source.is_some() => Err(denied(
             "source: cloning would give a sandbox the server's network",
         )),
@@ -101,7 +102,6 @@ pub(crate) async fn check(app: &App, session: &SessionId, action: &Action) -> Re
         | Action::DebuggerEvents(_)
         | Action::ProjectList(_)
         | Action::ProjectGet(_)
-        | Action::ProjectDelete(_)
         | Action::WorkspaceList(_)
         | Action::WorkspaceDelete(_)
         | Action::WorkspaceDiff(_)
@@ -187,6 +187,20 @@ async fn check_own_project(app: &App, session: &SessionId, change: &ProjectUpdat
     own("api_key", change.api_key.is_some())?;
     own("env", change.env.is_some())?;
     own("agent", change.agent.is_some())
+}
+
+/// Refuses to delete another project of a session above the calling one: its budgets, which bind that session too, would go
+/// with it. The calling session's own project is not deleted while it runs.
+async fn check_no_project_above(app: &App, session: &SessionId, project: &ProjectId) -> Result<()> {
+    let ancestry = app.store.session_ancestry(session).await?;
+    let is_above = ancestry.iter().skip(1).any(|row| row.project_id == *project);
+    let is_own = ancestry.first().is_some_and(|row| row.project_id == *project);
+    match is_above && !is_own {
+        true => Err(denied(
+            "project_delete of a project above its own would remove budgets that bind a session",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Refuses an agent that would have more than a sandbox without network: by itself, by a catalog entry it uses, or by an

@@ -61,7 +61,8 @@ pub(crate) async fn file(
     let grant = access::authenticate(&doors.app, door, &headers, AcceptedCredentials::BearerOrCookie).await?;
     let Some(action) = change else {
         let found = get(&doors, &grant, &id, &path).await;
-        return found.map_err(|error| error_response(&error));
+        let charged = found.and_then(|answer| Ok(doors.app.token_budgets.charge_answer(&grant, answer)?));
+        return charged.map_err(|error| error_response(&error));
     };
     let charge = doors.app.token_budgets.request_of(Some(&grant));
     let RequestBody {

@@ -70,7 +70,11 @@ pub(crate) async fn call_tool(
         Ok::<_, RestError>(done.map_err(Error::internal)??)
     };
     match answer.await {
-        Ok(value) => Ok(reply::json(StatusCode::OK, &value)),
+        Ok(value) => {
+            let answer = reply::json(StatusCode::OK, &value);
+            let charged = doors.app.token_budgets.charge_answer(&grant, answer);
+            charged.map_err(|over| reply::error(&over.into()))
+        }
         Err(RestError::Error(error)) => Err(reply::error(&error)),
         Err(RestError::TooLarge(most)) => Err(reply::body_too_large(most)),
     }

@@ -1,13 +1,21 @@
 //! What the doors keep in memory for a client, charged to the token behind it: large requests while they are served, and
-//! events until they have been read.
+//! events and large answers until they have been read.
 //!
 //! A request has megabytes at most, but parsed it takes many times its length if it is many small values.
 //!
 //! A stream keeps the event it is sending and little else, but an event can have megabytes, and a client can open many
 //! streams and read from none. They are not charged to the session: its agent's calls would fail.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use oubliette_protocol::{
     ByteBudget, ByteCharge, OverBudget, TokenId, budget::parsed_bytes, size::json_bytes,
 };
@@ -16,7 +24,7 @@ use serde::Serialize;
 
 use crate::auth::Grant;
 
-/// Events and requests up to this are not charged.
+/// Events, requests and pieces of answers up to this are not charged.
 const UNCHARGED_BYTES: usize = 64 * 1024;
 /// How many tokens may have a budget before those that use none are forgotten.
 const MAX_UNUSED: usize = 256;
@@ -49,6 +57,18 @@ impl TokenBudgets {
     /// The charge of one stream.
     pub(crate) fn stream_of(&self, grant: Option<&Grant>) -> StreamCharge {
         StreamCharge(self.budget_of(grant).empty_charge())
+    }
+
+    /// Charges an answer until it has been written to its connection: a client can ask for many and read none.
+    pub(crate) fn charge_answer(&self, grant: &Grant, answer: Response) -> Result<Response, OverBudget> {
+        let budget = self.budget_of(Some(grant));
+        let size = answer.body().size_hint().exact();
+        let size = size.and_then(|bytes| usize::try_from(bytes).ok());
+        let charge = match size.filter(|bytes| *bytes > UNCHARGED_BYTES) {
+            Some(bytes) => Some(budget.charge(bytes)?),
+            None => None,
+        };
+        Ok(answer.map(|body| Body::new(ChargedBody { body, budget, charge })))
     }
 
     fn budget_of(&self, grant: Option<&Grant>) -> ByteBudget {
@@ -85,6 +105,66 @@ impl RequestCharge {
             true => self.0.resize(parsed_bytes(body)),
             false => Ok(()),
         }
+    }
+}
+
+/// A body whose large pieces are charged until they have been written.
+struct ChargedBody {
+    body: Body,
+    budget: ByteBudget,
+    /// What was charged for the first large piece.
+    charge: Option<ByteCharge>,
+}
+
+impl HttpBody for ChargedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            Some(Ok(frame)) => frame,
+            end => return Poll::Ready(end),
+        };
+        let data = match frame.into_data() {
+            Ok(data) if data.len() > UNCHARGED_BYTES => data,
+            Ok(data) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+            Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+        };
+        let charge = match self.charge.take() {
+            Some(charge) => Ok(charge),
+            None => self.budget.charge(data.len()),
+        };
+        Poll::Ready(Some(match charge {
+            // The connection drops them when they are written.
+            Ok(charge) => Ok(Frame::data(Bytes::from_owner(ChargedBytes {
+                data,
+                _charge: charge,
+            }))),
+            Err(over) => Err(axum::Error::new(over)),
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Bytes with what they are charged.
+struct ChargedBytes {
+    data: Bytes,
+    _charge: ByteCharge,
+}
+
+impl AsRef<[u8]> for ChargedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
     }
 }
 

@@ -67,19 +67,18 @@ pub(crate) async fn start(
         .await?;
     let mut wakes = Vec::new();
     for (webhook, client) in webhooks.iter().zip(clients) {
-        let Some(secret) = &webhook.secret else {
+        if webhook.secret.is_none() {
             tracing::warn!(
                 webhook = webhook.shown(),
                 variable = webhook.secret_env,
                 "a webhook's secret is not set; its events are kept and not sent"
             );
-            continue;
-        };
+        }
         let wake = Arc::new(tokio::sync::Notify::new());
         let sender = WebhookSender {
             id: webhook.id(),
             webhook: webhook.clone(),
-            secret: secret.clone(),
+            secret: webhook.secret.clone(),
             client,
             store: store.clone(),
             wake: wake.clone(),
@@ -133,7 +132,8 @@ fn build_client(webhook: &Webhook) -> Result<Client> {
 struct WebhookSender {
     id: String,
     webhook: Webhook,
-    secret: super::WebhookSecret,
+    /// None: events are kept, within the bounds of an outbox, and not sent.
+    secret: Option<super::WebhookSecret>,
     client: Client,
     store: Store,
     wake: Arc<tokio::sync::Notify>,
@@ -172,6 +172,9 @@ impl WebhookSender {
                 dropped,
                 "more events wait for a webhook than are kept; the oldest were given up"
             );
+        }
+        if self.secret.is_none() {
+            return Ok(IDLE_CHECK);
         }
         loop {
             let now = self.store.shared_now().await?;
@@ -228,7 +231,8 @@ impl WebhookSender {
         let timestamp = sent_at.as_second();
         let signature = self
             .secret
-            .sign(&id, timestamp, &event.body)
+            .as_ref()
+            .and_then(|secret| secret.sign(&id, timestamp, &event.body))
             .ok_or("the secret cannot be used as a key")?;
         let response = self
             .client
@@ -281,6 +285,8 @@ fn describe(error: reqwest::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use oubliette_protocol::{ErrorCode, SessionId, event::EventBody};
+
     use super::*;
 
     #[test]
@@ -294,5 +300,33 @@ mod tests {
         }
         assert!((20..100).contains(&attempts), "{attempts}");
         assert_eq!(retry_wait(u32::MAX), MAX_RETRY);
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_a_secret_is_bounded_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("db")).await.unwrap();
+        let url = "http://127.0.0.1:9/";
+        let webhook = Webhook::new(url, vec!["error".into()], "UNSET".into(), |_| None).unwrap();
+        let stopping = CancellationToken::new();
+        let tasks = start(std::slice::from_ref(&webhook), &store, &stopping)
+            .await
+            .unwrap();
+        let event = EventBody::error(ErrorCode::Internal, "");
+        let events = vec![event; MAX_EVENTS as usize + 1];
+        store
+            .events()
+            .append(&SessionId::generate(), events)
+            .await
+            .unwrap();
+        let status = loop {
+            let status = store.webhook_status(&webhook.id()).await.unwrap();
+            if status.dropped > 0 {
+                break status;
+            }
+            tokio::task::yield_now().await;
+        };
+        assert!(status.waiting > 0 && status.waiting <= MAX_EVENTS, "{status:?}");
+        tasks.stop().await;
     }
 }

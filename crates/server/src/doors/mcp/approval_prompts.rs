@@ -183,7 +183,8 @@ pub(super) async fn first_approval(
     }
 }
 
-/// Waits for an approval of the session that is not in `asked`. Returns the index of its event.
+/// Waits for an approval of the session that waits and is not in `asked`. Returns the index of its event. What was requested
+/// and decided while the client had its user answer another one is passed over.
 async fn next_approval(
     app: &App,
     (session, since): &AwaitedSession,
@@ -193,11 +194,20 @@ async fn next_approval(
     while let Some(Ok(event)) = events.next().await {
         if let EventBody::ApprovalRequested(request) = &event.body
             && !asked.contains(&request.approval_id)
+            && is_pending(app, &request.approval_id).await
         {
             return (event.index, request.clone());
         }
     }
     std::future::pending().await
+}
+
+/// Whether an approval waits. If that cannot be read it is asked about: an answer that comes too late changes nothing.
+async fn is_pending(app: &App, id: &ApprovalId) -> bool {
+    match app.store.approval_get(id).await {
+        Ok(row) => row.is_some_and(|row| row.status == ApprovalStatus::Pending),
+        Err(_) => true,
+    }
 }
 
 /// What a client sends back with the user's answers.

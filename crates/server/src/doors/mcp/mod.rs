@@ -275,6 +275,13 @@ pub(crate) async fn serve_here(doors: &HttpDoors, grant: Grant, request: Request
         }
     }
     let mut answer = answer.map(Body::new).into_response();
+    // The events of a GET stream are charged as they are sent.
+    if method == Method::POST {
+        answer = match app.token_budgets.charge_answer(&grant, answer) {
+            Ok(answer) => answer,
+            Err(over) => return rpc_error(StatusCode::SERVICE_UNAVAILABLE, -32000, &over.to_string()),
+        };
+    }
     add_server_id(app, answer.headers_mut());
     if method == Method::DELETE && answer.status() == StatusCode::ACCEPTED {
         // Clients treat 200 and 204 as success, but 202 as a failure.
