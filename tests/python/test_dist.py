@@ -159,6 +159,8 @@ def test_the_bill_of_materials_names_what_is_linked():
     references = set(component["bom-ref"] for component in bill["components"])
     for node in bill["dependencies"]:
         assert node["ref"] in references and set(node["dependsOn"]) <= references
+    if (ROOT / "ui/dist/index.html").exists():
+        assert components["marked"]["purl"].startswith("pkg:npm/marked@") and "svelte" in components and "vite" not in components
     # No path of the machine that built it.
     assert str(ROOT) not in json.dumps(bill)
 
@@ -275,3 +277,11 @@ def test_workflows_run_commands_that_exist():
         named |= set(re.findall(r"cargo xtask ([a-z]+)", workflow.read_text()))
     assert {"docs", "dist", "test"} <= named, named
     assert named <= {name.lower() for name in known}, named
+
+
+def test_a_release_is_tested_and_built_for_the_base_of_the_image():
+    release = (ROOT / ".github/workflows/release.yml").read_text()
+    assert "uses: ./.github/workflows/ci.yml" in release and "needs: test" in release
+    assert "workflow_call:" in (ROOT / ".github/workflows/ci.yml").read_text()
+    base = re.search(r"^ARG BASE=(\S+)$", (ROOT / "deploy/container/Containerfile").read_text(), re.M)[1]
+    assert base in release, "what is published is not started in the image's base"

@@ -12,7 +12,7 @@ import tarfile
 
 import pytest
 
-from harness import BIN, DEADLINE, delete, get, put
+from harness import BIN, DEADLINE, delete, get, put, running
 
 
 def mode(path) -> int:
@@ -103,6 +103,18 @@ def test_it_works_from_another_machine(server, admin, project, folder, tmp_path)
     assert client("workspace", "push", str(folder), "--project", project)["files"] == 6
     assert client("workspace", "pull", str(tmp_path / "b"), "--project", project)["files"] == 6
     assert (tmp_path / "b" / "large").read_bytes() == (folder / "large").read_bytes()
+
+
+def test_without_a_name_the_only_project_is_meant(folder, tmp_path):
+    with running() as server:
+        admin = server.token("admin")
+        project = server.api("project_create", admin, name="only")["project_id"]
+        pushed = server.cli_json("workspace", "push", str(folder))
+        assert pushed["workspace_id"] == workspace_of(server, admin, project)
+        assert server.cli_json("workspace", "pull", str(tmp_path / "back"))["files"] == 6
+        server.api("project_create", admin, name="another")
+        refused = server.cli("workspace", "push", str(folder), check=False)
+        assert refused.returncode != 0 and "--project" in refused.stderr
 
 
 def test_what_cannot_be_pushed_is_named(server, admin, project, tmp_path):

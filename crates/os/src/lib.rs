@@ -2,10 +2,10 @@
 //!
 //! Each is one system call, or a few, used in the one right way. Nothing here knows of sessions, tools or sandboxes.
 //!
-//! - [`beneath`]: opens a path that cannot lead out of a directory; writes a file in a directory of somebody else.
-//! - [`descriptor_worker`]: a thread for what may block on descriptors that somebody else made.
-//! - [`untrusted_socket`], [`untrusted_stream`]: Unix sockets that only their owner can connect to, and whose other end may
-//!   mean harm all the same.
+//! - [`beneath`]: opens a path that cannot lead out of a directory; writes a file in a directory that a program can write to.
+//! - [`descriptor_worker`]: a thread for what may block on descriptors that came from another process.
+//! - [`untrusted_socket`], [`untrusted_stream`]: Unix sockets that only their owner can connect to, and whose other end is
+//!   treated as hostile all the same.
 //! - [`disk_usage`](mod@disk_usage): measures the size of directories; [`disk_watch`]: waits until they exceed a limit;
 //!   [`disk_writers`]: stops those who write into them meanwhile; [`disk_quota`]: admits what is written into them by the caller.
 //! - [`process`]: whether a process still runs.

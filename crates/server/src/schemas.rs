@@ -147,4 +147,29 @@ mod tests {
         let config: toml::Value = toml::from_str(crate::config::TEMPLATE).unwrap();
         assert!(accepts("config.json", &serde_json::to_value(config).unwrap()));
     }
+
+    #[test]
+    fn the_file_that_the_first_run_writes_names_every_setting() {
+        let schemas = file_schemas();
+        let schema = schemas
+            .iter()
+            .find(|schema| schema.file == "config.json")
+            .unwrap();
+        let schema: Value = serde_json::from_str(&schema.text).unwrap();
+        for (section, described) in schema["properties"].as_object().unwrap() {
+            // An editor's note, and the older place of a setting.
+            if section == "$schema" || section == "debugger" {
+                continue;
+            }
+            assert!(
+                crate::config::TEMPLATE.contains(&format!("[{section}")),
+                "[{section}]"
+            );
+            for field in described["properties"].as_object().into_iter().flatten() {
+                let named = [format!("{} =", field.0), format!("[{section}.{}]", field.0)];
+                let is_there = named.iter().any(|name| crate::config::TEMPLATE.contains(name));
+                assert!(is_there, "[{section}] {}", field.0);
+            }
+        }
+    }
 }

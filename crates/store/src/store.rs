@@ -261,7 +261,7 @@ impl Store {
     }
 
     /// An answer of the database, or `unavailable` once this server of a cluster cannot reach it or may not run sessions: it
-    /// must not wait for an answer that does not come, nor believe what it knew before.
+    /// must not wait for an answer that does not come, nor use what it read before.
     pub(crate) async fn while_active<T>(&self, answer: impl Future<Output = Result<T>>) -> Result<T> {
         let Some(member) = &self.inner.cluster else {
             return answer.await;

@@ -1,5 +1,5 @@
 //! The bill of materials (CycloneDX 1.5, JSON): every crate that is linked into the three programs, with version, licence,
-//! checksum, and what it depends on.
+//! checksum, and what it depends on; and every npm package of the console, which the server has in it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
 use super::{Dist, tree::PROGRAMS};
@@ -32,7 +33,12 @@ pub(super) fn write(dist: &Dist) -> Result<PathBuf> {
     }
     let metadata = serde_json::from_slice(&said.stdout).context("cargo metadata printed no JSON")?;
     let lock = fs::read_to_string(dist.root.join("Cargo.lock"))?;
-    let bill = bill_of(&metadata, &checksums_of(&lock), dist.version)?;
+    let mut bill = bill_of(&metadata, &checksums_of(&lock), dist.version)?;
+    if dist.root.join("ui/dist/index.html").is_file() {
+        let lock = fs::read_to_string(dist.root.join("ui/package-lock.json"))?;
+        let lock = serde_json::from_str(&lock).context("ui/package-lock.json is no JSON")?;
+        add_console_packages(&mut bill, &lock);
+    }
     let path = dist.out.join(format!("{}.cdx.json", dist.name()));
     fs::write(&path, serde_json::to_string_pretty(&bill)? + "\n")?;
     Ok(path)
@@ -134,6 +140,55 @@ fn bill_of(metadata: &Value, checksums: &BTreeMap<(String, String), String>, ver
     }))
 }
 
+/// What is in the console of the packages that build it: the framework's part that runs in the browser.
+const CONSOLE_FRAMEWORK: [&str; 2] = ["svelte", "clsx"];
+
+/// Adds the packages that the console is bundled from, as its lock file has them.
+fn add_console_packages(bill: &mut Value, lock: &Value) {
+    let mut packages: BTreeMap<String, Value> = BTreeMap::new();
+    for (path, package) in lock["packages"].as_object().into_iter().flatten() {
+        let Some((_, name)) = path.rsplit_once("node_modules/") else {
+            continue;
+        };
+        // Types are gone once it is built.
+        let is_bundled =
+            package["dev"] != true && !name.starts_with("@types/") || CONSOLE_FRAMEWORK.contains(&name);
+        if !is_bundled {
+            continue;
+        }
+        let version = text(&package["version"]);
+        let reference = format!("pkg:npm/{}@{version}", name.replacen('@', "%40", 1));
+        let mut component = json!({
+            "type": "library", "bom-ref": reference, "name": name, "version": version, "purl": reference,
+        });
+        if let Some(licence) = package["license"].as_str() {
+            component["licenses"] = json!([{ "expression": licence.trim_matches(['(', ')']) }]);
+        }
+        if let Some(digest) = text(&package["integrity"])
+            .strip_prefix("sha512-")
+            .and_then(hex_of_base64)
+        {
+            component["hashes"] = json!([{ "alg": "SHA-512", "content": digest }]);
+        }
+        packages.insert(reference, component);
+    }
+    let references: Vec<&String> = packages.keys().collect();
+    for node in bill["dependencies"].as_array_mut().into_iter().flatten() {
+        let is_server = text(&node["ref"]).starts_with("pkg:cargo/oubliette@");
+        if let (true, Some(dependencies)) = (is_server, node["dependsOn"].as_array_mut()) {
+            dependencies.extend(references.iter().map(|reference| json!(reference)));
+        }
+    }
+    if let Some(components) = bill["components"].as_array_mut() {
+        components.extend(packages.into_values());
+    }
+}
+
+/// Bytes in base64 as hexadecimal digits; none if it is not base64.
+fn hex_of_base64(text: &str) -> Option<String> {
+    BASE64_STANDARD.decode(text).ok().map(hex::encode)
+}
+
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
@@ -181,6 +236,37 @@ mod tests {
         assert_eq!(
             bill["dependencies"][1]["dependsOn"],
             json!(["pkg:cargo/further@1.0.0"])
+        );
+    }
+
+    #[test]
+    fn packages_of_the_console_are_listed_and_what_only_builds_it_is_not() {
+        let package = |dev: bool| json!({ "version": "1.2.3", "license": "(MIT OR Apache-2.0)", "integrity": "sha512-AAH/", "dev": dev });
+        let lock = json!({ "packages": {
+            "": { "name": "console" },
+            "node_modules/marked": package(false),
+            "node_modules/@scope/part": package(false),
+            "node_modules/@types/marked": package(false),
+            "node_modules/svelte": package(true),
+            "node_modules/vite": package(true),
+        } });
+        let mut bill = json!({
+            "components": [],
+            "dependencies": [{ "ref": "pkg:cargo/oubliette@0.1.0", "dependsOn": [] }, { "ref": "pkg:cargo/x@1.0.0", "dependsOn": [] }],
+        });
+        add_console_packages(&mut bill, &lock);
+        let references = json!([
+            "pkg:npm/%40scope/part@1.2.3",
+            "pkg:npm/marked@1.2.3",
+            "pkg:npm/svelte@1.2.3"
+        ]);
+        assert_eq!(bill["dependencies"][0]["dependsOn"], references);
+        assert_eq!(bill["dependencies"][1]["dependsOn"], json!([]));
+        assert_eq!(bill["components"][0]["name"], "@scope/part");
+        assert_eq!(bill["components"][2]["hashes"][0]["content"], "0001ff");
+        assert_eq!(
+            bill["components"][1]["licenses"][0]["expression"],
+            "MIT OR Apache-2.0"
         );
     }
 }

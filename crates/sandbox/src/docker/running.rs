@@ -300,7 +300,7 @@ impl Container {
         tree: &ProcessTreeControl,
         link: &StageLink,
     ) -> SandboxExit {
-        enum End {
+        enum ContainerEnd {
             Program,
             Container,
             Link(ExitCause),
@@ -316,7 +316,7 @@ impl Container {
             tokio::pin!(died);
             tokio::select! {
                 biased;
-                () = tree.kill_requested.notified() => End::Kill,
+                () = tree.kill_requested.notified() => ContainerEnd::Kill,
                 report = control.read_exit_report() => {
                     reported = report;
                     // The container hands over the rest of the output, and ends.
@@ -325,12 +325,12 @@ impl Container {
                         _ = tokio::time::timeout(LAST_OUTPUT, &mut died) => {}
                     }
                     match reported {
-                        Some(_) => End::Program,
-                        None => link.cause().map_or(End::Container, End::Link),
+                        Some(_) => ContainerEnd::Program,
+                        None => link.cause().map_or(ContainerEnd::Container, ContainerEnd::Link),
                     }
                 }
-                () = &mut died => End::Container,
-                cause = link.ended() => End::Link(cause),
+                () = &mut died => ContainerEnd::Container,
+                cause = link.ended() => ContainerEnd::Link(cause),
             }
         };
         let killed = tree.killed.load(Ordering::SeqCst);
@@ -343,10 +343,10 @@ impl Container {
         let oom = state.oom_killed == Some(true);
         let cause = match end {
             _ if killed || oom => None,
-            End::Program | End::Kill => None,
-            End::Link(cause) => Some(cause),
-            End::Container if !reachable => Some(ExitCause::EngineUnreachable),
-            End::Container => Some(ExitCause::ContainerKilled),
+            ContainerEnd::Program | ContainerEnd::Kill => None,
+            ContainerEnd::Link(cause) => Some(cause),
+            ContainerEnd::Container if !reachable => Some(ExitCause::EngineUnreachable),
+            ContainerEnd::Container => Some(ExitCause::ContainerKilled),
         };
         let (code, signal) = reported.unwrap_or((None, Some(libc::SIGKILL)));
         SandboxExit {

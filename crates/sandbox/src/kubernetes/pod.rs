@@ -105,7 +105,7 @@ impl PodSettings {
         let container = Container {
             name: CONTAINER_NAME.into(),
             image: Some(image.digest.clone()),
-            // As an engine on this machine does it; a tag that moves is for whoever moves it.
+            // As a local container engine does: a tag that was moved in the registry is not pulled again.
             image_pull_policy: Some("IfNotPresent".into()),
             command: Some(vec![CLIENT.into(), "remote-stage".into(), STAGE_DIR.into()]),
             working_dir: Some("/".into()),

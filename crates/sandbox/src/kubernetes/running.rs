@@ -315,7 +315,7 @@ impl SandboxPod {
         tree: &ProcessTreeControl,
         link: &StageLink,
     ) -> (SandboxExit, bool) {
-        enum End {
+        enum PodEnd {
             Program,
             Pod,
             Link(ExitCause),
@@ -332,7 +332,7 @@ impl SandboxPod {
             };
             tokio::select! {
                 biased;
-                () = tree.kill_requested.notified() => End::Kill,
+                () = tree.kill_requested.notified() => PodEnd::Kill,
                 report = control.read_exit_report() => {
                     reported = report;
                     // The pod hands over the rest of the output, and ends.
@@ -341,20 +341,22 @@ impl SandboxPod {
                         _ = tokio::time::timeout(LAST_OUTPUT, link.disconnected()) => {}
                     }
                     match reported {
-                        Some(_) => End::Program,
-                        None => link.cause().map_or(End::Pod, End::Link),
+                        Some(_) => PodEnd::Program,
+                        None => link.cause().map_or(PodEnd::Pod, PodEnd::Link),
                     }
                 }
-                () = died => End::Pod,
-                cause = link.ended() => End::Link(cause),
+                () = died => PodEnd::Pod,
+                cause = link.ended() => PodEnd::Link(cause),
             }
         };
         let killed = tree.killed.load(Ordering::SeqCst);
         let (code, signal) = reported.unwrap_or((None, Some(libc::SIGKILL)));
         // A kill is passed on by the connection, at whose end nothing runs any more.
         let is_gone = match end {
-            End::Kill | End::Program => tokio::time::timeout(OWN_END, link.disconnected()).await.is_ok(),
-            End::Pod | End::Link(_) => false,
+            PodEnd::Kill | PodEnd::Program => {
+                tokio::time::timeout(OWN_END, link.disconnected()).await.is_ok()
+            }
+            PodEnd::Pod | PodEnd::Link(_) => false,
         };
         // Only the cluster knows of a killed process for what it was.
         let by_kernel = signal == Some(libc::SIGKILL) && !killed;
@@ -371,10 +373,10 @@ impl SandboxPod {
         };
         let cause = match end {
             _ if killed || oom => None,
-            End::Program | End::Kill => None,
-            End::Link(_) | End::Pod if lost.is_some() => lost,
-            End::Link(cause) => Some(cause),
-            End::Pod => Some(ExitCause::ContainerKilled),
+            PodEnd::Program | PodEnd::Kill => None,
+            PodEnd::Link(_) | PodEnd::Pod if lost.is_some() => lost,
+            PodEnd::Link(cause) => Some(cause),
+            PodEnd::Pod => Some(ExitCause::ContainerKilled),
         };
         let exit = SandboxExit {
             code,

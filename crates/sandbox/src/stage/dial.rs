@@ -32,7 +32,7 @@ const MAX_FILE_BYTES: usize = 1024;
 /// Where a stage dials, as the file in its directory has it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RemoteServer {
+pub(super) struct DialAddress {
     /// The server's address and port.
     pub(super) address: SocketAddr,
     /// The SHA-256 of its certificate, in hexadecimal.
@@ -65,7 +65,7 @@ impl ServerRoute {
             }
             Err(error) => return Err(error),
         };
-        let server: RemoteServer = serde_json::from_slice(&file)?;
+        let server: DialAddress = serde_json::from_slice(&file)?;
         Ok(Self::Tls {
             address: server.address,
             closed_port: server.closed_port,

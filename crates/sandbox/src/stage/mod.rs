@@ -40,7 +40,7 @@ pub(crate) use handshake::ClosedPort;
 const SOCKET_NAME: &str = "stage.sock";
 /// The name of the file with the one-time token. It is removed when the token has been used.
 const TOKEN_NAME: &str = "token";
-/// The name of the file that says where a stage dials, where there is no socket ([`dial::RemoteServer`]).
+/// The name of the file that says where a stage dials, where there is no socket ([`dial::DialAddress`]).
 const SERVER_NAME: &str = "server.json";
 
 /// A connection between a stage and the server.

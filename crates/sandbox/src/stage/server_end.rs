@@ -20,7 +20,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::admission::{AdmittedStage, StageAdmission};
-use super::dial::RemoteServer;
+use super::dial::DialAddress;
 use super::handshake::{self, ClosedPort, MAX_HELLO_BYTES, ServerHello, StageHello, StageWelcome};
 use super::link::{Link, LinkClosed};
 use super::link_state::LinkEnd;
@@ -122,7 +122,7 @@ impl StageDoor {
     ) -> io::Result<Self> {
         let files = StageFiles::create(dir, user)?;
         let admission = Arc::new(StageAdmission::new(stage));
-        let server = RemoteServer {
+        let server = DialAddress {
             address,
             sha256: listener.fingerprint().to_owned(),
             closed_port,

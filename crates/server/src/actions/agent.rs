@@ -8,7 +8,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ActionCall, ActionHandler, Effect, StateOwner, library::{self, AgentView, LibraryEntry as _}};
+use super::{
+    ActionCall, ActionHandler, Effect, StateOwner,
+    library::{self, AgentView, LibraryEntry as _},
+};
 use crate::app::App;
 
 /// `agent_list`.
@@ -132,7 +135,11 @@ impl ActionHandler for AgentPut {
         let key = DefinitionKey::agent(&self.slug);
         library::restore_masked(&key, &mut definition, agents.agent(&self.slug))?;
         let files = self.files.unwrap_or_default();
-        call.app.definitions.agent_put(self.slug, definition, files).await?.view()
+        call.app
+            .definitions
+            .agent_put(self.slug, definition, files)
+            .await?
+            .view()
     }
 }
 
@@ -151,10 +158,15 @@ impl ActionHandler for AgentDelete {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let agents = call.app.library.agents();
-        let agents = agents.iter().map(|(slug, entry)| (slug.clone(), entry.definition.clone()));
+        let agents = agents
+            .iter()
+            .map(|(slug, entry)| (slug.clone(), entry.definition.clone()));
         check_unused(call.app, &self.slug, &agents.collect()).await?;
         call.app.definitions.agent_delete(self.slug.clone()).await?;
-        Ok(AgentDeleted { slug: self.slug, deleted: true })
+        Ok(AgentDeleted {
+            slug: self.slug,
+            deleted: true,
+        })
     }
 }
 
@@ -176,9 +188,13 @@ async fn find_user(
     slug: &Slug,
     agents: &BTreeMap<Slug, Arc<AgentDefinition>>,
 ) -> Result<Option<String>> {
-    let parent = agents.iter().find(|(other, agent)| *other != slug && agent.children.contains(slug));
+    let parent = agents
+        .iter()
+        .find(|(other, agent)| *other != slug && agent.children.contains(slug));
     if let Some((other, _)) = parent {
-        return Ok(Some(format!("agent {other} names it under children; take it out there first")));
+        return Ok(Some(format!(
+            "agent {other} names it under children; take it out there first"
+        )));
     }
     let mut page = PageRequest {
         limit: Some(1000),
@@ -186,13 +202,24 @@ async fn find_user(
     };
     loop {
         let found = app.store.project_list(ProjectFilter::default(), page).await?;
-        if let Some(project) = found.items.iter().find(|project| project.agent.as_ref() == Some(slug)) {
+        if let Some(project) = found
+            .items
+            .iter()
+            .find(|project| project.agent.as_ref() == Some(slug))
+        {
             let id = &project.project_id;
-            return Ok(Some(format!("project {id} has it as its agent; give it another with project_update first")));
+            return Ok(Some(format!(
+                "project {id} has it as its agent; give it another with project_update first"
+            )));
         }
         match found.next_cursor {
             None => break,
-            cursor => page = PageRequest { limit: Some(1000), cursor },
+            cursor => {
+                page = PageRequest {
+                    limit: Some(1000),
+                    cursor,
+                }
+            }
         }
     }
     let mut cursor = None;
@@ -202,10 +229,15 @@ async fn find_user(
             ..SessionFilter::default()
         };
         let limit = Some(1000);
-        let found = app.store.session_list(filter, PageRequest { limit, cursor }).await?;
+        let found = app
+            .store
+            .session_list(filter, PageRequest { limit, cursor })
+            .await?;
         if let Some(session) = found.items.iter().find(|session| session.agent == *slug) {
             let id = &session.session_id;
-            return Ok(Some(format!("session {id} runs it; end it with session_end first")));
+            return Ok(Some(format!(
+                "session {id} runs it; end it with session_end first"
+            )));
         }
         cursor = found.next_cursor;
         if cursor.is_none() {

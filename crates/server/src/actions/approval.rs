@@ -11,7 +11,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{ActionCall, ActionHandler, Effect, input, output::{ApprovalPage, ApprovalView}};
+use super::{
+    ActionCall, ActionHandler, Effect, input,
+    output::{ApprovalPage, ApprovalView},
+};
 
 /// Maximum length of the reason of a decision, in characters.
 const MAX_REASON_CHARS: usize = 2_000;
@@ -20,19 +23,19 @@ const MAX_REASON_CHARS: usize = 2_000;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ApprovalList {
-    /// Only approvals of this session (`gogol_…`).
+    /// Only approvals of this session (`gogol_…`). Absent: of all your token can see.
     #[serde(default)]
     pub session_id: Option<SessionId>,
-    /// Only approvals of this project (`proj_…`). Default: all your token can see.
+    /// Only approvals of this project (`proj_…`). Absent: of all your token can see.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// Only approvals with this status: pending, allowed, denied, expired or cancelled. Default: all.
+    /// Only approvals with this status: pending, allowed, denied, expired or cancelled. Absent: all.
     #[serde(default)]
     pub status: Option<ApprovalStatus>,
-    /// List at most this many, 1 to 1000. Default: 100.
+    /// Maximum number of entries to return, 1 to 1000. Default: 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// next_cursor of the page before. Default: the first page.
+    /// `next_cursor` of the previous answer, to read the entries after it. Absent: from the start.
     #[serde(default)]
     pub cursor: Option<String>,
 }
@@ -102,7 +105,8 @@ impl ActionHandler for ApprovalDecide {
     type Output = ApprovalView;
 
     const NAME: &'static str = "approval_decide";
-    const DESCRIPTION: &'static str = "Allow or deny a call that waits for approval. Never possible from inside a sandbox.";
+    const DESCRIPTION: &'static str =
+        "Allow or deny a call that waits for approval. Never possible from inside a sandbox.";
     const SCOPE: Scope = Scope::Write;
     const EFFECT: Effect = Effect::Write;
 
@@ -112,7 +116,10 @@ impl ActionHandler for ApprovalDecide {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let reason = self.reason.filter(|reason| !reason.trim().is_empty());
-        if reason.as_ref().is_some_and(|reason| reason.chars().count() > MAX_REASON_CHARS) {
+        if reason
+            .as_ref()
+            .is_some_and(|reason| reason.chars().count() > MAX_REASON_CHARS)
+        {
             return Err(Error::invalid(format!(
                 "reason is longer than {MAX_REASON_CHARS} characters"
             )));

@@ -5,7 +5,7 @@ use oubliette_store::AuditFilter;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{ActionCall, Effect, ActionHandler, input, output::AuditPage};
+use super::{ActionCall, ActionHandler, Effect, input, output::AuditPage};
 
 /// `audit_list`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]

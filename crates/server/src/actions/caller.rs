@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ActionCall, Effect, ActionHandler};
+use super::{ActionCall, ActionHandler, Effect};
 
 /// `caller_tool_response`.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -11,7 +11,11 @@ use serde_json::{Value, json};
 
 use tokio::sync::Semaphore;
 
-use super::{ActionCall, ActionHandler, Effect, StateOwner, library::{self, CatalogEntryView, LibraryEntry as _}, tool_add::{self, EntryTest}};
+use super::{
+    ActionCall, ActionHandler, Effect, StateOwner,
+    library::{self, CatalogEntryView, LibraryEntry as _},
+    tool_add::{self, EntryTest},
+};
 
 /// Maximum number of servers that `catalog_status` lists.
 const MAX_SERVERS: usize = 1_000;
@@ -133,8 +137,7 @@ impl ActionHandler for CatalogPut {
     type Output = CatalogEntryView;
 
     const NAME: &'static str = "catalog_put";
-    const DESCRIPTION: &'static str =
-        "Create or replace a catalog entry. Running sessions that use it start its server anew with the new definition.";
+    const DESCRIPTION: &'static str = "Create or replace a catalog entry. Running sessions that use it start its server anew with the new definition.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Set;
     const STATE_OWNER: StateOwner = StateOwner::Server;
@@ -170,7 +173,10 @@ impl ActionHandler for CatalogDelete {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         call.app.definitions.tool_delete(self.id.clone()).await?;
-        Ok(CatalogEntryDeleted { id: self.id, deleted: true })
+        Ok(CatalogEntryDeleted {
+            id: self.id,
+            deleted: true,
+        })
     }
 }
 

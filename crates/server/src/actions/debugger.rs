@@ -7,7 +7,7 @@ use oubliette_store::DebugFilter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ActionCall, Effect, ActionHandler};
+use super::{ActionCall, ActionHandler, Effect};
 
 /// `debugger_events`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]

@@ -32,7 +32,7 @@ pub(crate) struct ToolExplain {
     /// a server.
     #[serde(default)]
     pub session_id: Option<SessionId>,
-    /// Any name of a tool to explain in a sentence. Absent: only the list.
+    /// Any name of a tool to explain in a sentence, at most 1024 bytes. Absent: only the list.
     #[serde(default)]
     pub tool: Option<String>,
     /// Arguments of a call of that tool, for rules with conditions. Absent: none are judged.
@@ -103,7 +103,9 @@ impl ActionHandler for ToolExplain {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         if self.tool.as_ref().is_some_and(|tool| tool.len() > MAX_NAME_BYTES) {
-            return Err(Error::invalid(format!("tool must be at most {MAX_NAME_BYTES} bytes")));
+            return Err(Error::invalid(format!(
+                "tool must be at most {MAX_NAME_BYTES} bytes"
+            )));
         }
         if self.arguments.is_some() && self.tool.is_none() {
             return Err(Error::invalid("arguments: name the tool that they are for"));
@@ -126,7 +128,13 @@ impl ActionHandler for ToolExplain {
             Some(known) => preview_known(&definition, &entries, known),
             None => preview(&definition, &entries),
         };
-        let tools = list.tools.iter().take(MAX_TOOLS).cloned().map(ExplainedTool::from).collect();
+        let tools = list
+            .tools
+            .iter()
+            .take(MAX_TOOLS)
+            .cloned()
+            .map(ExplainedTool::from)
+            .collect();
         if let Some(known) = &known {
             list.tools.extend(judge_other_tools(&definition, known));
         }
@@ -138,7 +146,11 @@ impl ActionHandler for ToolExplain {
                 Some(explain_call(&self.agent, &definition, &list, tool, arguments).await?)
             }
         };
-        Ok(ToolExplanation { agent: self.agent, tools, explanation })
+        Ok(ToolExplanation {
+            agent: self.agent,
+            tools,
+            explanation,
+        })
     }
 }
 

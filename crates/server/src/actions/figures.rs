@@ -107,7 +107,7 @@ struct FiguresPoint {
 struct FiguresRow {
     #[serde(flatten)]
     figures: FiguresSummary,
-    /// Which one.
+    /// The tool's canonical name, the agent's slug, the project's id or the model as `provider/model`; cut to 200 characters.
     key: String,
 }
 
@@ -174,14 +174,21 @@ async fn compute(call: &ActionCall<'_>, filter: DebugFilter, minutes: u32) -> Re
         }
     }
     let since = millis(axis.since)?;
-    let covered = if start > first { covered.unwrap_or(since).max(since) } else { since };
+    let covered = if start > first {
+        covered.unwrap_or(since).max(since)
+    } else {
+        since
+    };
     let points = figures
         .points
         .iter_mut()
         .zip(0_i64..)
         .map(|(counts, place)| {
             let at = millis(axis.since + place * axis.step)?;
-            Ok(FiguresPoint { figures: counts.summary(), at })
+            Ok(FiguresPoint {
+                figures: counts.summary(),
+                at,
+            })
         })
         .collect::<Result<_>>()?;
     Ok(FiguresResult {
@@ -302,7 +309,9 @@ impl EventCounts {
         self.durations.sort_by(f32::total_cmp);
         let part = |share: usize| {
             let place = (self.durations.len() * share / 100).min(self.durations.len().saturating_sub(1));
-            self.durations.get(place).map(|took| (took * 1000.0).round() / 1000.0)
+            self.durations
+                .get(place)
+                .map(|took| (took * 1000.0).round() / 1000.0)
         };
         FiguresSummary {
             calls: self.calls,
@@ -331,7 +340,9 @@ impl FiguresCollector {
     fn new(points: usize) -> Self {
         Self {
             total: EventCounts::default(),
-            points: std::iter::repeat_with(EventCounts::default).take(points).collect(),
+            points: std::iter::repeat_with(EventCounts::default)
+                .take(points)
+                .collect(),
             tools: HashMap::new(),
             agents: HashMap::new(),
             projects: HashMap::new(),
@@ -341,17 +352,42 @@ impl FiguresCollector {
 
     fn add(&mut self, event: &DebugEvent, point: Option<usize>, project: Option<&ProjectId>) {
         let Some(place) = point else { return };
-        #[allow(clippy::cast_possible_truncation, reason = "a duration needs no more than seven digits")]
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "a duration needs no more than seven digits"
+        )]
         let (counted, tool) = match &event.body {
-            DebugBody::ToolCall { canonical, ok, duration_ms, .. } => {
-                (CountedEvent::Call { ok: *ok, took: *duration_ms as f32 }, Some(canonical))
+            DebugBody::ToolCall {
+                canonical,
+                ok,
+                duration_ms,
+                ..
+            } => (
+                CountedEvent::Call {
+                    ok: *ok,
+                    took: *duration_ms as f32,
+                },
+                Some(canonical),
+            ),
+            DebugBody::ToolBlocked { tool, canonical, .. } => {
+                (CountedEvent::Blocked, Some(canonical.as_ref().unwrap_or(tool)))
             }
-            DebugBody::ToolBlocked { tool, canonical, .. } => (CountedEvent::Blocked, Some(canonical.as_ref().unwrap_or(tool))),
-            DebugBody::ModelRequest { provider, status, duration_ms, usage, .. } => {
-                let counted = CountedEvent::Model { ok: *status < 400, took: *duration_ms as f32 };
+            DebugBody::ModelRequest {
+                provider,
+                status,
+                duration_ms,
+                usage,
+                ..
+            } => {
+                let counted = CountedEvent::Model {
+                    ok: *status < 400,
+                    took: *duration_ms as f32,
+                };
                 let model = usage.as_ref().map_or(provider, |usage| &usage.model);
                 add_to(&mut self.models, model, counted);
-                if let (Some(counts), CountedEvent::Model { took, .. }) = (self.models.get_mut(model.as_str()), counted) {
+                if let (Some(counts), CountedEvent::Model { took, .. }) =
+                    (self.models.get_mut(model.as_str()), counted)
+                {
                     counts.durations.push(took);
                 }
                 (counted, None)
@@ -395,7 +431,10 @@ fn rows(groups: HashMap<String, EventCounts>) -> Vec<FiguresRow> {
     });
     all.into_iter()
         .take(MAX_ROWS)
-        .map(|(key, mut counts)| FiguresRow { figures: counts.summary(), key })
+        .map(|(key, mut counts)| FiguresRow {
+            figures: counts.summary(),
+            key,
+        })
         .collect()
 }
 
@@ -409,8 +448,16 @@ mod tests {
         for minutes in [1, 15, 60, 360, 1_440, 10_080, MAX_MINUTES] {
             let length = i64::from(minutes) * 60_000;
             let axis = TimeAxis::new(until, length);
-            assert!(axis.points() as i64 <= MAX_POINTS + 1, "{minutes}: {}", axis.points());
-            assert_eq!(axis.point(millis(until).unwrap()), Some(axis.points() - 1), "{minutes}");
+            assert!(
+                axis.points() as i64 <= MAX_POINTS + 1,
+                "{minutes}: {}",
+                axis.points()
+            );
+            assert_eq!(
+                axis.point(millis(until).unwrap()),
+                Some(axis.points() - 1),
+                "{minutes}"
+            );
             assert!(axis.point(millis(until - length).unwrap()).is_some(), "{minutes}");
             assert_eq!(axis.point(millis(axis.since - 1).unwrap()), None, "{minutes}");
         }
@@ -421,18 +468,28 @@ mod tests {
         let mut counts = EventCounts::default();
         assert_eq!(counts.summary().p50_ms, None);
         for took in (1..=100).rev() {
-            counts.add(CountedEvent::Call { ok: took != 7, took: f32::from(i16::try_from(took).unwrap()) });
+            counts.add(CountedEvent::Call {
+                ok: took != 7,
+                took: f32::from(i16::try_from(took).unwrap()),
+            });
         }
         let figures = counts.summary();
         assert_eq!((figures.calls, figures.errors), (100, 1));
-        assert_eq!((figures.p50_ms, figures.p95_ms, figures.p99_ms), (Some(51.0), Some(96.0), Some(100.0)));
+        assert_eq!(
+            (figures.p50_ms, figures.p95_ms, figures.p99_ms),
+            (Some(51.0), Some(96.0), Some(100.0))
+        );
     }
 
     #[test]
     fn made_up_names_of_tools_do_not_fill_the_memory() {
         let mut groups = HashMap::new();
         for i in 0..MAX_KEYS + 10 {
-            add_to(&mut groups, &format!("{i}{}", "x".repeat(10_000)), CountedEvent::Blocked);
+            add_to(
+                &mut groups,
+                &format!("{i}{}", "x".repeat(10_000)),
+                CountedEvent::Blocked,
+            );
         }
         assert_eq!(groups.len(), MAX_KEYS);
         assert!(groups.keys().all(|key| key.chars().count() == MAX_KEY_CHARS));

@@ -41,7 +41,7 @@ pub(crate) struct LibraryList {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LibraryRead {
-    /// Agent or catalog entry.
+    /// "agent": an agent; "tool": a catalog entry.
     pub kind: DefinitionKind,
     /// Slug of the agent, or id of the catalog entry.
     pub id: Slug,
@@ -67,7 +67,7 @@ pub(crate) struct LibraryPush {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NamedDefinition {
-    /// Agent or catalog entry.
+    /// "agent": an agent; "tool": a catalog entry.
     pub kind: DefinitionKind,
     /// Slug of the agent, or id of the catalog entry.
     pub id: Slug,
@@ -77,7 +77,7 @@ pub(crate) struct NamedDefinition {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PushedDefinition {
-    /// Agent or catalog entry.
+    /// "agent": an agent; "tool": a catalog entry.
     pub kind: DefinitionKind,
     /// Slug of the agent, or id of the catalog entry.
     pub id: Slug,
@@ -92,7 +92,7 @@ pub(crate) struct PushedDefinition {
 pub(crate) struct PushedFile {
     /// Path in the definition's folder, for example "agent.json" or "home/.config/settings.json".
     pub path: String,
-    /// Permissions as octal digits, for example "755". Default: "600".
+    /// Permissions as at most 4 octal digits, 0 to 777, for example "755". Default: "600".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// The content, if it is UTF-8 text. Either this or `base64`.
@@ -123,7 +123,7 @@ pub(crate) struct LibraryPage {
 /// A definition and what its files are.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ListedDefinition {
-    /// Agent or catalog entry.
+    /// "agent": an agent; "tool": a catalog entry.
     kind: DefinitionKind,
     /// Slug of the agent, or id of the catalog entry.
     id: String,
@@ -169,12 +169,18 @@ impl ActionHandler for LibraryList {
     async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let library = call.app.library.clone();
         run_blocking(move || {
-            let keys: BTreeMap<String, DefinitionKey> =
-                library.keys().into_iter().map(|key| (key.to_string(), key)).collect();
+            let keys: BTreeMap<String, DefinitionKey> = library
+                .keys()
+                .into_iter()
+                .map(|key| (key.to_string(), key))
+                .collect();
             let rows = keys.iter().map(|(name, key)| (name.as_str(), key));
             let (keys, next_cursor) = input::page_of_sorted(rows, self.limit, self.cursor.as_deref())?;
             let definitions = keys.into_iter().map(|key| list_one(&library, key)).collect();
-            Ok(LibraryPage { definitions, next_cursor })
+            Ok(LibraryPage {
+                definitions,
+                next_cursor,
+            })
         })
         .await
     }
@@ -197,7 +203,8 @@ impl ActionHandler for LibraryRead {
     type Output = PushedDefinition;
 
     const NAME: &'static str = "library_read";
-    const DESCRIPTION: &'static str = "Read all files of an agent or catalog entry as they are, secrets in them included.";
+    const DESCRIPTION: &'static str =
+        "Read all files of an agent or catalog entry as they are, secrets in them included.";
     const SCOPE: Scope = Scope::Admin;
     // It changes nothing, but what it shows is to be in the audit log.
     const EFFECT: Effect = Effect::Stream;
@@ -233,8 +240,17 @@ impl ActionHandler for LibraryPush {
             .puts
             .iter()
             .map(|put| format!("{}/{}", put.kind.folder(), put.id))
-            .chain(self.deletes.iter().map(|key| format!("-{}/{}", key.kind.folder(), key.id)));
-        let target: String = names.collect::<Vec<_>>().join(", ").chars().take(MAX_TARGET_CHARS).collect();
+            .chain(
+                self.deletes
+                    .iter()
+                    .map(|key| format!("-{}/{}", key.kind.folder(), key.id)),
+            );
+        let target: String = names
+            .collect::<Vec<_>>()
+            .join(", ")
+            .chars()
+            .take(MAX_TARGET_CHARS)
+            .collect();
         call.note_target(&target);
         let dry_run = self.dry_run;
         let library = call.app.library.clone();
@@ -267,7 +283,11 @@ impl LibraryPush {
         for put in self.puts {
             let definition = DefinitionFiles::try_from(put)?;
             definition.check()?;
-            bytes += definition.files.iter().map(|file| file.content.len()).sum::<usize>();
+            bytes += definition
+                .files
+                .iter()
+                .map(|file| file.content.len())
+                .sum::<usize>();
             if bytes > MAX_PUSH_BYTES {
                 return Err(Error::limit_exceeded(format!(
                     "the files have more than {} MiB together: push fewer definitions at once",
@@ -276,7 +296,10 @@ impl LibraryPush {
             }
             change.puts.push(definition);
         }
-        let keys = self.deletes.iter().map(|key| DefinitionKey::parse(key.kind, key.id.as_str()));
+        let keys = self
+            .deletes
+            .iter()
+            .map(|key| DefinitionKey::parse(key.kind, key.id.as_str()));
         change.deletes = keys.collect::<Result<_>>()?;
         Ok(change)
     }
@@ -287,14 +310,20 @@ fn compare(library: &DefinitionLibrary, change: &LibraryChange) -> Result<Librar
     let mut report = LibraryPushed {
         added: Vec::new(),
         changed: Vec::new(),
-        deleted: change.deletes.iter().map(NamedDefinition::of).collect::<Result<_>>()?,
+        deleted: change
+            .deletes
+            .iter()
+            .map(NamedDefinition::of)
+            .collect::<Result<_>>()?,
         unchanged: Vec::new(),
         dry_run: false,
     };
     for put in &change.puts {
         let list = match (library.has(&put.key), library.dir().read(&put.key)) {
             (false, _) => &mut report.added,
-            (true, Ok(present)) if definition_digest(&present) == definition_digest(put) => &mut report.unchanged,
+            (true, Ok(present)) if definition_digest(&present) == definition_digest(put) => {
+                &mut report.unchanged
+            }
             (true, _) => &mut report.changed,
         };
         list.push(NamedDefinition::of(&put.key)?);
@@ -304,7 +333,10 @@ fn compare(library: &DefinitionLibrary, change: &LibraryChange) -> Result<Librar
 
 /// Refuses to delete agents that something uses when the change is made.
 async fn check_deleted_agents(call: &ActionCall<'_>, change: &LibraryChange) -> Result<()> {
-    let deleted = change.deletes.iter().filter(|key| key.kind == DefinitionKind::Agent);
+    let deleted = change
+        .deletes
+        .iter()
+        .filter(|key| key.kind == DefinitionKind::Agent);
     let deleted: Vec<Slug> = deleted.map(|key| key.id().parse()).collect::<Result<_>>()?;
     if deleted.is_empty() {
         return Ok(());
@@ -317,7 +349,11 @@ async fn check_deleted_agents(call: &ActionCall<'_>, change: &LibraryChange) -> 
         .filter(|(slug, _)| !deleted.contains(slug))
         .map(|(slug, entry)| (slug.clone(), entry.definition.clone()))
         .collect();
-    for put in change.puts.iter().filter(|put| put.key.kind == DefinitionKind::Agent) {
+    for put in change
+        .puts
+        .iter()
+        .filter(|put| put.key.kind == DefinitionKind::Agent)
+    {
         if let Ok(definition) = AgentDefinition::parse(put.main_text()?) {
             agents.insert(put.key.id().parse()?, Arc::new(definition));
         }
@@ -371,7 +407,10 @@ impl TryFrom<PushedDefinition> for DefinitionFiles {
         let mut files = Vec::new();
         for file in pushed.files {
             let bad = |field: &str, why: &str| {
-                Err(Error::invalid(format!("{key}/{}: {field}: {why}", file.path.escape_debug())))
+                Err(Error::invalid(format!(
+                    "{key}/{}: {field}: {why}",
+                    file.path.escape_debug()
+                )))
             };
             let content = match (file.text, file.base64) {
                 (Some(text), None) => text.into_bytes(),
@@ -410,7 +449,8 @@ mod tests {
     use super::*;
 
     fn parse(definition: serde_json::Value) -> Result<DefinitionFiles> {
-        let pushed: PushedDefinition = serde_json::from_value(definition).map_err(|e| Error::invalid(e.to_string()))?;
+        let pushed: PushedDefinition =
+            serde_json::from_value(definition).map_err(|e| Error::invalid(e.to_string()))?;
         pushed.try_into()
     }
 
@@ -421,20 +461,28 @@ mod tests {
             { "path": "home/bin", "mode": "755", "base64": "/wA=" },
         ] });
         let read = parse(given.clone()).unwrap();
-        assert_eq!((read.files[1].mode, &read.files[1].content[..]), (0o755, &[0xff, 0][..]));
+        assert_eq!(
+            (read.files[1].mode, &read.files[1].content[..]),
+            (0o755, &[0xff, 0][..])
+        );
         assert_eq!(serde_json::to_value(PushedDefinition::from(read)).unwrap(), given);
     }
 
     #[test]
     fn a_wrong_file_is_refused_with_its_path_and_field() {
         let refused = |file: serde_json::Value, said: &str| {
-            let message = parse(json!({ "kind": "tool", "id": "t", "files": [file] })).unwrap_err().message;
+            let message = parse(json!({ "kind": "tool", "id": "t", "files": [file] }))
+                .unwrap_err()
+                .message;
             assert!(message.contains(said), "{message}");
         };
         refused(json!({ "path": "x" }), "tools/t/x: text");
         refused(json!({ "path": "x", "text": "", "base64": "" }), "not both");
         refused(json!({ "path": "x", "base64": "!" }), "tools/t/x: base64");
-        refused(json!({ "path": "x", "text": "", "mode": "999" }), "tools/t/x: mode");
+        refused(
+            json!({ "path": "x", "text": "", "mode": "999" }),
+            "tools/t/x: mode",
+        );
         refused(json!({ "path": "x", "text": "", "mode": "+7" }), "mode");
         refused(json!({ "path": "x", "text": "", "mode": "4755" }), "mode");
         refused(json!({ "path": "x", "text": "", "more": 1 }), "unknown field");

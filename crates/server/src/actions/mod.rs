@@ -3,7 +3,7 @@
 //! MCP, REST, the control socket, the relay socket and the command line all call [`perform`], the only place
 //! where a [`Grant`] is checked, an action is run and the audit log is written. An action is
 //! one struct that implements [`ActionHandler`]; its fields are the arguments. To add one, write it in the file
-//! of its noun and name it in the list below.
+//! of its noun and name it in the list below. Modules are declared outside the macro, where `cargo fmt` finds them.
 //!
 //! - [`definition`]: name, description, scope, effect and schema of an action. [`call`]: what its handler gets.
 //! - [`inside`]: checks of calls from inside a sandbox, which hold whatever the key.
@@ -13,15 +13,37 @@
 //!   agents and on the catalog share.
 //! - `project`, `workspace`, `session` and so on: the actions, one file for each noun; `session_message` has its own.
 
+pub(crate) mod agent;
+pub(crate) mod approval;
+pub(crate) mod audit;
 mod budget;
 pub(crate) mod call;
+pub(crate) mod caller;
+pub(crate) mod catalog;
+pub(crate) mod debugger;
 pub(crate) mod definition;
+pub(crate) mod explain;
+pub(crate) mod figures;
 pub(crate) mod input;
 pub(crate) mod inside;
 mod library;
+pub(crate) mod library_exchange;
 pub(crate) mod output;
+pub(crate) mod preset;
+pub(crate) mod program;
+pub(crate) mod project;
 pub(crate) mod project_settings;
+pub(crate) mod queue;
 mod routing;
+pub(crate) mod server;
+pub(crate) mod server_list;
+pub(crate) mod session;
+pub(crate) mod session_message;
+pub(crate) mod token;
+pub(crate) mod tool;
+pub(crate) mod tool_add;
+pub(crate) mod usage;
+pub(crate) mod workspace;
 
 use std::{
     borrow::Cow,
@@ -44,8 +66,6 @@ use crate::{
 
 macro_rules! actions {
     ($($module:ident: $($action:ident),+;)+) => {
-        $(pub(crate) mod $module;)+
-
         /// An action with its parsed arguments.
         #[allow(clippy::large_enum_variant, reason = "made and moved once for each call")]
         #[allow(missing_docs, reason = "each variant holds the struct of the same name")]

@@ -41,7 +41,8 @@ impl ActionHandler for PresetList {
             None => AgentPreset::all()?.iter().collect(),
         };
         let model = self.model.as_deref();
-        let filled: Result<Vec<AgentPreset>> = presets.iter().map(|preset| preset.with_model(model)).collect();
+        let filled: Result<Vec<AgentPreset>> =
+            presets.iter().map(|preset| preset.with_model(model)).collect();
         Ok(PresetPage { presets: filled? })
     }
 }

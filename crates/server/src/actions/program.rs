@@ -50,7 +50,7 @@ pub(crate) struct ProgramView {
     /// What uses it: the definitions `agent SLUG` and `tool ID`, and `program PROGRAM_ID` of those that run with it as
     /// their Node.js.
     used_by: Vec<String>,
-    /// What whoever installed it should know; only from `program_install`.
+    /// Remarks for the user, one sentence each; only from `program_install`.
     #[serde(skip_serializing_if = "Option::is_none")]
     notes: Option<Vec<String>>,
 }
@@ -186,7 +186,7 @@ impl ActionHandler for ProgramRemove {
     }
 }
 
-/// What whoever installed a program should know.
+/// Remarks on an installed program for the user, one sentence each.
 pub(crate) fn install_notes(program: &ProgramManifest) -> Vec<String> {
     let mut notes = Vec::new();
     if !program.skipped_scripts.is_empty() {

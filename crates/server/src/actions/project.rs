@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    ActionCall, Effect, StateOwner, ActionHandler, input,
+    ActionCall, ActionHandler, Effect, StateOwner, input,
     output::{self, ProjectPage, ProjectView},
     project_settings::{ProjectLimits, ProjectSandbox, SessionKeySettings},
 };
@@ -347,6 +347,9 @@ impl ActionHandler for ProjectDelete {
             }
         }
         workspace::remove_project(app, &row.project_id).await;
-        Ok(ProjectDeleted { project_id: row.project_id, deleted: true })
+        Ok(ProjectDeleted {
+            project_id: row.project_id,
+            deleted: true,
+        })
     }
 }

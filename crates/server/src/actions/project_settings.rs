@@ -21,11 +21,12 @@ const MAX_SESSION_LIMIT: f64 = 1e6;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ProjectSandbox {
-    /// Sandbox driver. Must be the one this server is configured with (`driver` of server_info). Needs admin.
+    /// Sandbox driver. Must be the one this server is configured with (`driver` of server_info). Default: that one.
+    /// Needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
     /// Container image of the sandboxes of agents that name none themselves, such as "debian:12". Refused by drivers without
-    /// images, such as "local". Needs admin.
+    /// images, such as "local". Default: the server's. Needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Network access of the sandboxes: "none", "proxy" (HTTP and HTTPS through the server) or "host" (only if
@@ -115,8 +116,8 @@ impl ProjectSandbox {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ProjectLimits {
-    /// Maximum depth of sessions started by sessions: 0 allows no child sessions, 1 children, 2 children of children.
-    /// Default: the server's (`limits` of server_info); more needs admin.
+    /// Maximum depth of sessions started by sessions: 0 allows no child sessions, 1 children, 2 children of children; at
+    /// most 1000000. Default: the server's (`limits` of server_info); more needs admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_depth: Option<u32>,
     /// Maximum number of active sessions at once, 1 to 1000000. Default: the server's (`limits` of server_info);

@@ -56,7 +56,9 @@ impl ActionHandler for SessionQueueList {
 
     async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let sessions = &call.app.sessions;
-        let waiting = sessions.queue_list(call.grant.principal(), &self.session_id).await?;
+        let waiting = sessions
+            .queue_list(call.grant.principal(), &self.session_id)
+            .await?;
         Ok(QueuedMessages { messages: waiting })
     }
 }
@@ -65,7 +67,8 @@ impl ActionHandler for SessionQueueRemove {
     type Output = QueueRemoval;
 
     const NAME: &'static str = "session_queue_remove";
-    const DESCRIPTION: &'static str = "Remove a message that waits for its turn. Its turn never begins; the session's log says so.";
+    const DESCRIPTION: &'static str =
+        "Remove a message that waits for its turn. Its turn never begins; the session's log says so.";
     const SCOPE: Scope = Scope::Write;
     const EFFECT: Effect = Effect::Delete;
 
@@ -79,6 +82,10 @@ impl ActionHandler for SessionQueueRemove {
         sessions
             .queue_remove(call.grant.principal(), &self.session_id, self.turn)
             .await?;
-        Ok(QueueRemoval { session_id: self.session_id, turn: self.turn, removed: true })
+        Ok(QueueRemoval {
+            session_id: self.session_id,
+            turn: self.turn,
+            removed: true,
+        })
     }
 }

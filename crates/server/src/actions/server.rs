@@ -4,7 +4,7 @@ use oubliette_protocol::{Error, ProjectId, Result, Scope, duration::HumanDuratio
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ActionCall, Effect, StateOwner, ActionHandler};
+use super::{ActionCall, ActionHandler, Effect, StateOwner};
 
 /// `server_info`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -130,7 +130,10 @@ impl ActionHandler for ServerInfo {
             scope: call.grant.scope(),
             project_id: call.grant.project().cloned(),
             uptime_s: app.started.elapsed().as_secs(),
-            protocol_versions: crate::doors::mcp::PROTOCOL_VERSIONS.iter().map(ToString::to_string).collect(),
+            protocol_versions: crate::doors::mcp::PROTOCOL_VERSIONS
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
         })
     }
 }
@@ -139,7 +142,8 @@ impl ActionHandler for Doctor {
     type Output = DoctorReport;
 
     const NAME: &'static str = "doctor";
-    const DESCRIPTION: &'static str = "Check what works on the server's machine and what does not, each with its remedy.";
+    const DESCRIPTION: &'static str =
+        "Check what works on the server's machine and what does not, each with its remedy.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
     const STATE_OWNER: StateOwner = StateOwner::Server;

@@ -4,15 +4,15 @@ use std::{borrow::Cow, time::Duration};
 
 use oubliette_protocol::{ProjectId, Result, Scope, SessionId, Slug, event::SessionStatus};
 use oubliette_session::{
-    CancelReply, EventsQuery, EventsReply, HoldKind, IncludeChildren, SessionListQuery, SessionPage, SessionView,
-    SwitchReply,
+    CancelReply, EventsQuery, EventsReply, HoldKind, IncludeChildren, SessionListQuery, SessionPage,
+    SessionView, SwitchReply,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     ActionCall, ActionHandler, Effect,
-    workspace::{delete_workspace, deletable_workspace},
+    workspace::{deletable_workspace, delete_workspace},
 };
 use crate::{auth::CredentialKind, presence::PresenceGuard};
 
@@ -59,7 +59,7 @@ pub(crate) struct SessionList {
     /// Only sessions of this project (`proj_…`). Absent: of all your token can see.
     #[serde(default)]
     pub project_id: Option<ProjectId>,
-    /// Only sessions in this status. Absent: in any.
+    /// Only sessions in this status: starting, running, idle, switching, ended or failed. Absent: in any.
     #[serde(default)]
     pub status: Option<SessionStatus>,
     /// Maximum number of entries to return, 1 to 1000. Default: 100.

@@ -36,7 +36,7 @@ pub(crate) struct SessionMessage {
     /// when a session starts another in its own project. Not together with create_workspace.
     #[serde(default)]
     pub workspace_id: Option<WorkspaceId>,
-    /// Whether a new session gets a new, empty workspace. Default: false.
+    /// Whether a new session gets a new, empty workspace. Not together with workspace_id. Default: false.
     #[serde(default)]
     pub create_workspace: Option<bool>,
     /// Tools you lend to the agent. Replaces what you lent under the same caller_id before. Absent: unchanged.

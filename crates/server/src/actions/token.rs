@@ -8,7 +8,7 @@ use oubliette_store::TokenFilter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ActionCall, Effect, ActionHandler, input, output::TokenPage};
+use super::{ActionCall, ActionHandler, Effect, input, output::TokenPage};
 use crate::auth::{TokenSpec, expose};
 
 /// `token_create`.
@@ -147,7 +147,8 @@ impl ActionHandler for TokenList {
     type Output = TokenPage;
 
     const NAME: &'static str = "token_list";
-    const DESCRIPTION: &'static str = "List tokens, including those created for running sessions. The tokens themselves are not shown.";
+    const DESCRIPTION: &'static str =
+        "List tokens, including those created for running sessions. The tokens themselves are not shown.";
     const SCOPE: Scope = Scope::Admin;
     const EFFECT: Effect = Effect::Read;
 
@@ -199,6 +200,9 @@ impl ActionHandler for TokenRevoke {
             call.note_project(project);
         }
         call.app.revoke_token(&self.token_id).await?;
-        Ok(TokenRevoked { token_id: self.token_id, revoked: true })
+        Ok(TokenRevoked {
+            token_id: self.token_id,
+            revoked: true,
+        })
     }
 }

@@ -2,13 +2,16 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use oubliette_protocol::{CatalogId, Error, Result, Scope, SessionId, Slug, tool::{CallResult, ToolList, arguments_object}};
+use oubliette_protocol::{
+    CatalogId, Error, Result, Scope, SessionId, Slug,
+    tool::{CallResult, ToolList, arguments_object},
+};
 use oubliette_tools::{CallContext, preview};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ActionCall, Effect, ActionHandler};
+use super::{ActionCall, ActionHandler, Effect};
 
 /// After this time a call's token is watched: a call of a token that is revoked meanwhile is cancelled.
 const TOKEN_WATCH_DELAY: Duration = Duration::from_secs(1);
@@ -163,6 +166,10 @@ impl ActionHandler for ToolServerRestart {
             .sessions
             .tool_server_restart(call.grant.principal(), &self.session_id, &self.server)
             .await?;
-        Ok(ServerRestarted { session_id: self.session_id, server: self.server, restarted: true })
+        Ok(ServerRestarted {
+            session_id: self.session_id,
+            server: self.server,
+            restarted: true,
+        })
     }
 }

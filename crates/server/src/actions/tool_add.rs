@@ -47,10 +47,12 @@ pub(crate) struct ToolAdd {
     /// Id of the entry that `command` makes. Default: the last part of the package's name.
     #[serde(default)]
     pub id: Option<CatalogId>,
-    /// Network access of servers that are started. Default: none.
+    /// Network access of servers that are started: "none", "proxy" (HTTP and HTTPS through the server) or "host" (only if
+    /// `[trust] host_network` allows it). Default: "none".
     #[serde(default)]
     pub network: Option<NetworkAccess>,
-    /// Whether servers that are started run in a sandbox or on the host. Default: sandbox.
+    /// Where servers that are started run: "sandbox", or "host" (only those that `[trust] host_tools` lists). Default:
+    /// "sandbox".
     #[serde(default)]
     pub isolation: Option<ServerIsolation>,
     /// Whether entries with the same id are replaced. Default: false.
@@ -80,7 +82,7 @@ pub(crate) struct ToolsAdded {
     programs: Vec<ProgramId>,
     /// How the first start of each new program went.
     tests: Vec<EntryTest>,
-    /// What whoever added them should know.
+    /// Remarks for the user, one sentence each: fields left out, ids that differ from names, variables to allow.
     notes: Vec<String>,
     /// With `dry_run`, the entries that would be written; else absent.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -92,7 +94,7 @@ pub(crate) struct ToolsAdded {
 struct PlannedEntry {
     /// Its id.
     id: CatalogId,
-    /// Its tool.json as it would be written; nothing in it is hidden, since it was sent by whoever asks.
+    /// Its tool.json as it would be written; nothing in it is masked, since the client sent it.
     definition: ToolDefinition,
     /// Whether an entry with this id is replaced.
     replaces: bool,

@@ -134,8 +134,14 @@ impl ActionHandler for UsageReporting {
         app.sessions.usage().settle().await?;
         let _one_at_a_time = REPORTS.acquire().await.map_err(Error::internal)?;
         let report = app.store.usage_report(&filter, group, MAX_ROWS).await?;
-        let rows = report.rows.into_iter().map(|(key, sum)| UsageRow { sum: sum.into(), key });
-        Ok(UsageResult { rows: rows.collect(), total: report.total.into() })
+        let rows = report
+            .rows
+            .into_iter()
+            .map(|(key, sum)| UsageRow { sum: sum.into(), key });
+        Ok(UsageResult {
+            rows: rows.collect(),
+            total: report.total.into(),
+        })
     }
 }
 

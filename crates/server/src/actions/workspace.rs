@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tracing::Instrument as _;
 
-use super::{ActionCall, Effect, ActionHandler, input, output::{WorkspacePage, WorkspaceView}};
+use super::{
+    ActionCall, ActionHandler, Effect, input,
+    output::{WorkspacePage, WorkspaceView},
+};
 use crate::{
     app::App,
     workspace::{self, git},
@@ -25,7 +28,7 @@ pub(crate) struct WorkspaceSource {
     /// `https://github.com/owner/repo.git`. A path on the server's machine only beneath one of `[trust] read_only`.
     /// User name and password in it are used for this clone and not stored.
     pub git: String,
-    /// Branch, tag or commit to check out. Default: the repository's default branch.
+    /// Branch, tag or commit to check out, at most 250 bytes. Default: the repository's default branch.
     #[serde(default, rename = "ref", skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
 }
@@ -197,7 +200,10 @@ impl ActionHandler for WorkspaceDelete {
         if deletable_workspace(call.app, &row.workspace_id).await?.is_some() {
             delete_workspace(call.app, &row).await?;
         }
-        Ok(WorkspaceDeleted { workspace_id: row.workspace_id, deleted: true })
+        Ok(WorkspaceDeleted {
+            workspace_id: row.workspace_id,
+            deleted: true,
+        })
     }
 }
 
@@ -267,6 +273,10 @@ impl ActionHandler for WorkspaceDiff {
     async fn run(self, call: &ActionCall<'_>) -> Result<Self::Output> {
         let row = call.workspace(&self.workspace_id).await?;
         let diff = git::diff(call.app, &row.project_id, &row.workspace_id).await?;
-        Ok(WorkspaceChanges { workspace_id: row.workspace_id, diff: diff.text, truncated: diff.truncated })
+        Ok(WorkspaceChanges {
+            workspace_id: row.workspace_id,
+            diff: diff.text,
+            truncated: diff.truncated,
+        })
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct ApprovalsArgs {
 pub(crate) struct ApproveArgs {
     /// The approval (`appr_…`).
     id: String,
-    /// Why.
+    /// Why it is allowed, for the record: at most 2000 characters.
     #[arg(long, value_name = "R")]
     reason: Option<String>,
     /// Let later calls of the session pass that meet the same rule.
@@ -66,7 +66,7 @@ pub(crate) struct ApproveArgs {
 pub(crate) struct DenyArgs {
     /// The approval (`appr_…`).
     id: String,
-    /// Why; the agent is told.
+    /// Why it is denied, which the agent is told: at most 2000 characters.
     #[arg(long, value_name = "R")]
     reason: Option<String>,
 }

@@ -56,23 +56,49 @@ pub(crate) fn try_print_line(line: &str) -> bool {
     writeln!(std::io::stdout().lock(), "{line}").is_ok()
 }
 
-/// Formats rows in aligned columns under a heading. On a terminal the last column is cut to the width that is left.
+/// The least width to which a column of text is cut on a terminal.
+const MIN_TEXT_WIDTH: usize = 16;
+/// A column this wide or narrower, such as a time, is never cut.
+const MAX_SHORT_WIDTH: usize = 20;
+/// A column of words without spaces, such as ids, is never cut unless one of them is wider than this.
+const MAX_WORD_WIDTH: usize = 40;
+/// Spaces between columns.
+const COLUMN_GAP: usize = 2;
+
+/// Formats rows in aligned columns under a heading. On a terminal they fit its width ([`fit_columns`]).
 pub(crate) fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let width = std::io::stdout().is_terminal().then(terminal_width);
+    format_table_within(heading, rows, width)
+}
+
+fn format_table_within(heading: &[&str], rows: &[Vec<String>], terminal: Option<usize>) -> String {
     let cell = |text: &String| fold_to_line(text, 2000);
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
-    let mut widths: Vec<usize> = heading.iter().map(|h| display_width(h)).collect();
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(display_width(cell));
+    let columns = heading.iter().enumerate().map(|(number, title)| {
+        let cells = rows.iter().filter_map(|row| row.get(number));
+        let widest = cells.clone().map(|cell| display_width(cell)).max().unwrap_or(0);
+        TableColumn {
+            number,
+            width: widest.max(display_width(title)),
+            is_text: widest > MAX_WORD_WIDTH
+                || widest > MAX_SHORT_WIDTH && cells.clone().any(|cell| cell.contains(' ')),
+            is_empty: widest == 0,
         }
-    }
-    if let (true, Some((last, others))) = (std::io::stdout().is_terminal(), widths.split_last_mut()) {
-        let taken: usize = others.iter().map(|w| w + 2).sum();
-        *last = (*last).min(terminal_width().saturating_sub(taken).max(20));
+    });
+    let mut columns: Vec<TableColumn> = columns.collect();
+    if let Some(terminal) = terminal {
+        fit_columns(&mut columns, terminal);
     }
     let line = |cells: Vec<&str>| {
-        let padded = cells.iter().zip(&widths).map(|(cell, width)| pad(cell, *width));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        let padded = columns.iter().map(|column| {
+            let text = cells.get(column.number).copied().unwrap_or_default();
+            pad(text, column.width)
+        });
+        padded
+            .collect::<Vec<_>>()
+            .join(&" ".repeat(COLUMN_GAP))
+            .trim_end()
+            .to_owned()
     };
     let mut lines = vec![AnsiStyle::stdout().bold(&line(heading.to_vec()))];
     lines.extend(
@@ -80,6 +106,51 @@ pub(crate) fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
             .map(|row| line(row.iter().map(String::as_str).collect())),
     );
     lines.join("\n")
+}
+
+/// A column of a table that is shown.
+struct TableColumn {
+    /// Its place among all columns.
+    number: usize,
+    width: usize,
+    /// Whether its cells can be cut: text for people, not ids or times.
+    is_text: bool,
+    /// Whether no row has anything in it.
+    is_empty: bool,
+}
+
+impl TableColumn {
+    fn min_width(&self) -> usize {
+        match self.is_text {
+            true => self.width.min(MIN_TEXT_WIDTH),
+            false => self.width,
+        }
+    }
+}
+
+/// Makes a table as narrow as the terminal: text is cut, the widest first. Where that is not enough, columns are left out:
+/// the empty ones, then those before the last, from the right. The first column, which names the row, stays.
+fn fit_columns(columns: &mut Vec<TableColumn>, terminal: usize) {
+    while total_width(columns, TableColumn::min_width) > terminal && columns.len() > 2 {
+        let last = columns.len() - 1;
+        let empty = (1..=last).rev().find(|number| columns[*number].is_empty);
+        columns.remove(empty.unwrap_or(last - 1));
+    }
+    loop {
+        let is_too_wide = total_width(columns, |column| column.width) > terminal;
+        let cut = columns
+            .iter_mut()
+            .filter(|column| column.width > column.min_width());
+        match cut.max_by_key(|column| column.width) {
+            Some(widest) if is_too_wide => widest.width -= 1,
+            _ => break,
+        }
+    }
+}
+
+/// The width of a table whose columns are as wide as `width` says.
+fn total_width(columns: &[TableColumn], width: fn(&TableColumn) -> usize) -> usize {
+    columns.iter().map(width).sum::<usize>() + COLUMN_GAP * columns.len().saturating_sub(1)
 }
 
 /// Formats some fields of each item as a table. `columns` are (heading, field name); `none` is the text for no items.
@@ -175,6 +246,43 @@ mod tests {
         ];
         let table = format_table(&["NAME", "N"], &rows);
         assert_eq!(table, "NAME    N\n日本語  1\nab      2");
+    }
+
+    #[test]
+    fn a_table_fits_the_terminal_and_ids_stay_whole() {
+        let id = "gogol_01ARZ3NDEKTSV4RRFFQ69G5FAV";
+        let heading = [
+            "ID", "STATUS", "AGENT", "TURN", "TOKENS", "USD", "CREATED", "TITLE",
+        ];
+        let title = "a title of very many words ".repeat(20);
+        let row = [
+            id,
+            "idle",
+            "assistant",
+            "12",
+            "",
+            "",
+            "2026-11-17 18:00:00",
+            &title,
+        ];
+        let rows = [row.map(str::to_owned).to_vec()];
+        for width in 50..300 {
+            let table = format_table_within(&heading, &rows, Some(width));
+            assert!(
+                table.lines().all(|line| display_width(line) <= width),
+                "{width}:\n{table}"
+            );
+            assert!(
+                table.contains(id) && table.contains("a title of"),
+                "{width}:\n{table}"
+            );
+            assert_eq!(table.lines().count(), 2);
+        }
+        assert!(format_table_within(&heading, &rows, Some(140)).contains("18:00:00"));
+        assert!(format_table_within(&heading, &rows, None).contains(title.trim_end()));
+        // An empty column is left out before one that says something.
+        let narrow = format_table_within(&heading, &rows, Some(105));
+        assert!(!narrow.contains("USD") && narrow.contains("CREATED"), "{narrow}");
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(crate) enum WorkspaceCommand {
     Push {
         /// The folder.
         dir: PathBuf,
-        /// Which workspace.
+        /// The workspace, by its id, or by its project.
         #[command(flatten)]
         selector: WorkspaceSelector,
     },
@@ -61,7 +61,7 @@ pub(crate) enum WorkspaceCommand {
     Pull {
         /// The folder; made if it is missing.
         dir: PathBuf,
-        /// Which workspace.
+        /// The workspace, by its id, or by its project.
         #[command(flatten)]
         selector: WorkspaceSelector,
     },

@@ -1,4 +1,4 @@
-//! The part of `[server]` that bounds clients: their connections, and whom to believe who they are.
+//! The part of `[server]` that bounds clients: their connections, and which proxies may state a client's address.
 
 use oubliette_protocol::Result;
 
@@ -12,7 +12,7 @@ pub(crate) struct ClientSettings {
     pub max_connections: u32,
     /// `[server] max_mcp_sessions`: how many stateful MCP sessions there may be; one token has a quarter.
     pub max_mcp_sessions: u32,
-    /// `[server] trusted_proxies`: reverse proxies that are believed who their clients are.
+    /// `[server] trusted_proxies`: reverse proxies whose statement of a client's address is used.
     pub trusted_proxies: TrustedProxies,
     /// `[server] secure_cookies`: whether login cookies are always `Secure`.
     pub secure_cookies: bool,

@@ -12,7 +12,7 @@ use super::{
     ClusterHop, IfUnowned, OwnedTarget, SessionPlace,
     client::{PeerFailure, PeerRequest},
     new_call_id, owner_unreachable,
-    wire::{AnswerLine, AnswerReader, CallSignal, PassedOnCall},
+    wire::{AnswerLine, AnswerLineReader, CallSignal, PassedOnCall},
 };
 use crate::{
     actions::{ActionDefinition, ClientContext, Effect},
@@ -198,7 +198,7 @@ impl ClusterHop {
                 peer.server_id
             )))
         };
-        let mut lines = AnswerReader::new(answer.bytes_stream());
+        let mut lines = AnswerLineReader::new(answer.bytes_stream());
         let mut stop_waiting = std::pin::pin!(self.signal_when(&client.stop_waiting, peer, call_id));
         let mut gone = std::pin::pin!(self.peers.gone(&peer.server_id));
         loop {

@@ -14,7 +14,7 @@ use super::{
     ClusterHop, IfUnowned, OwnedTarget, SessionPlace,
     client::PeerRequest,
     new_call_id,
-    wire::{AnswerLine, AnswerReader, ClosedMcpSession, HoldRequest, OpenRequestsQuery},
+    wire::{AnswerLine, AnswerLineReader, ClosedMcpSession, HoldRequest, OpenRequestsQuery},
 };
 use crate::{app::App, auth::Grant};
 
@@ -120,7 +120,7 @@ impl ClusterHop {
             };
             match self.peers.send(peer, &request).await {
                 Ok(answer) if answer.status().is_success() => {
-                    let mut lines = AnswerReader::new(answer.bytes_stream());
+                    let mut lines = AnswerLineReader::new(answer.bytes_stream());
                     let reading = async {
                         while let Ok(Some(line)) = lines.next::<AnswerLine>().await {
                             if matches!(line, AnswerLine::Held) {
@@ -167,7 +167,7 @@ impl ClusterHop {
             answer
                 .status()
                 .is_success()
-                .then(|| AnswerReader::new(answer.bytes_stream().boxed()))
+                .then(|| AnswerLineReader::new(answer.bytes_stream().boxed()))
         };
         stream::once(asked).flat_map(|lines| {
             stream::unfold(lines, |lines| async move {

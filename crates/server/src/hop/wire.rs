@@ -128,7 +128,7 @@ pub(super) enum LineError {
 }
 
 /// Reads the lines of an answer.
-pub(super) struct AnswerReader<S> {
+pub(super) struct AnswerLineReader<S> {
     chunks: S,
     unread: BytesMut,
     /// How much of `unread` has no line end.
@@ -136,7 +136,7 @@ pub(super) struct AnswerReader<S> {
     lines: VecDeque<Bytes>,
 }
 
-impl<S: Stream<Item = reqwest::Result<Bytes>> + Unpin> AnswerReader<S> {
+impl<S: Stream<Item = reqwest::Result<Bytes>> + Unpin> AnswerLineReader<S> {
     pub(super) fn new(chunks: S) -> Self {
         Self {
             chunks,
@@ -200,7 +200,7 @@ mod tests {
         .concat();
         for size in [1, 7, text.len()] {
             let chunks = text.chunks(size).map(|chunk| Ok(Bytes::copy_from_slice(chunk)));
-            let mut reader = AnswerReader::new(futures::stream::iter(chunks));
+            let mut reader = AnswerLineReader::new(futures::stream::iter(chunks));
             assert!(matches!(reader.next().await, Ok(Some(AnswerLine::Alive))));
             assert!(matches!(reader.next().await, Ok(Some(AnswerLine::Unknown))));
             match reader.next().await {
@@ -209,7 +209,8 @@ mod tests {
             }
             assert!(matches!(reader.next::<AnswerLine>().await, Ok(None)));
         }
-        let mut reader = AnswerReader::new(futures::stream::iter([Ok(Bytes::from_static(b"nonsense\n"))]));
+        let mut reader =
+            AnswerLineReader::new(futures::stream::iter([Ok(Bytes::from_static(b"nonsense\n"))]));
         assert!(matches!(
             reader.next::<AnswerLine>().await,
             Err(LineError::Malformed(_))

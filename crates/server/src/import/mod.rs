@@ -16,10 +16,7 @@ use oubliette_protocol::{
 use serde_json::{Value, json};
 
 pub(crate) use package_command::PackageCommand;
-use package_command::{fetches_package, parse_package_command};
-
-/// What is said of a command that fetches a package.
-const FETCHES: &str = "fetches what it runs";
+use package_command::parse_package_command;
 
 /// One server of the configuration, as a catalog entry.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,7 +68,6 @@ pub(crate) fn import_command(
     let server = json!({ "command": program, "args": args });
     let mut imported = import_server(id.as_str(), &server, options)?;
     imported.package = package;
-    imported.forget_fetch_note();
     Ok(imported)
 }
 
@@ -152,23 +148,12 @@ fn import_server(name: &str, server: &Value, options: ImportOptions) -> Result<I
     if id.as_str() != name {
         notes.push(format!("called {id} here, because ids are a-z, 0-9 and -"));
     }
-    let mut imported = ImportedServer {
+    Ok(ImportedServer {
         id,
         package: fetched_package(&definition, options, &mut notes),
         definition,
         notes,
-    };
-    imported.forget_fetch_note();
-    Ok(imported)
-}
-
-impl ImportedServer {
-    /// Drops the note about a command that fetches, if it becomes a program.
-    fn forget_fetch_note(&mut self) {
-        if self.package.is_some() {
-            self.notes.retain(|note| !note.contains(FETCHES));
-        }
-    }
+    })
 }
 
 /// The package that a definition's command would fetch. One that cannot be a program stays a command, with a note.
@@ -230,9 +215,14 @@ fn stdio_definition(
         .filter_map(|arg| arg.as_str().map(str::to_owned))
         .collect();
     let in_sandbox = options.isolation != Some(ServerIsolation::Host);
-    let fetches = fetches_package(&program, &words) || base == "docker";
+    let fetches = match parse_package_command(&program, &words) {
+        // It becomes a program, which is installed before it is started.
+        Some(Ok(_)) => false,
+        Some(Err(_)) => true,
+        None => base == "docker",
+    };
     if in_sandbox && fetches && network == NetworkAccess::None {
-        notes.push(format!("{base} {FETCHES}, and sandboxes have no network: add it with --network proxy, or install the server and name its program"));
+        notes.push(format!("{base} fetches what it runs, and sandboxes have no network: add it with --network proxy, or install the server and name its program"));
     }
     if in_sandbox {
         let values = env.values().filter_map(Value::as_str);

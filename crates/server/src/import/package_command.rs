@@ -86,11 +86,6 @@ fn package_runner<'a>(command: &str, args: &'a [String]) -> Option<(PackageRunne
     }
 }
 
-/// Whether a command fetches what it runs.
-pub(crate) fn fetches_package(command: &str, args: &[String]) -> bool {
-    package_runner(command, args).is_some()
-}
-
 /// Reads a command that fetches a package; `None` if it is another command.
 pub(crate) fn parse_package_command(command: &str, args: &[String]) -> Option<Result<PackageCommand>> {
     let (runner, words) = package_runner(command, args)?;

@@ -75,7 +75,7 @@ fn write_arguments<'a>(arguments: impl Iterator<Item = &'a Arg>, out: &mut Strin
             let _ = write!(text, " Default: `{}`.", default.to_string_lossy());
         }
         if let Some(variable) = arg.get_env() {
-            let _ = write!(text, " ServerEnvironment: `{}`.", variable.to_string_lossy());
+            let _ = write!(text, " Environment: `{}`.", variable.to_string_lossy());
         }
         let _ = writeln!(out, "| `{}` | {text} |", argument_name(arg));
     }

@@ -114,7 +114,7 @@ pub(super) fn errors_page() -> String {
     }
     out.push_str(
         "\nAn unknown tool name is JSON-RPC error -32602 over MCP and `not_found` over HTTP. Requests that never reach a tool: a wrong \
-         `Host` or `Origin` is 403, a body over 4 MiB 413, a JSON-RPC batch 400.\n",
+         `Host` or `Origin` is 403, a body over 4 MiB (of `library_push` 32 MiB) 413, a JSON-RPC batch 400.\n",
     );
     out
 }

@@ -28,8 +28,8 @@ impl MemberState {
     }
 }
 
-/// The state of this server. It goes from active over isolated to fenced and never back, whoever of its heartbeat and its
-/// writer notices what first.
+/// The state of this server. It goes from active over isolated to fenced and never back, whether its heartbeat or its
+/// writer notices first.
 #[derive(Debug)]
 pub(crate) struct OwnMemberState(watch::Sender<MemberState>);
 

@@ -231,7 +231,7 @@ pub(crate) async fn lock_database(path: &Path) -> Result<File, OpenError> {
         .write_all_at(format!("{:>10}\n", std::process::id()).as_bytes(), 0)
         .is_err()
     {
-        // Nobody known is better than somebody wrong. Only a wait depends on it.
+        // An empty file rather than the id of another process. The id is only used to wait for its end.
         let _ = lock.set_len(0);
     }
     Ok(lock)

@@ -14,7 +14,7 @@ pub enum ColumnType {
     Text,
 }
 
-/// A value for a statement. A missing one has a type too: PostgreSQL wants to know it.
+/// A value for a statement. A missing one has a type too: PostgreSQL needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DbValue<'q> {
     Number(Option<i64>),

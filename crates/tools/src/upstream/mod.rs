@@ -1,6 +1,6 @@
 //! Upstream MCP servers over stdio, ws, tcp and http: started, supervised, called and stopped.
 //!
-//! A server that floods, hangs, lies, crashes or never reads fails its own calls and affects no other.
+//! A server that floods, hangs, sends invalid messages, crashes or never reads fails its own calls and affects no other.
 //!
 //! Its files, in the order a server passes them:
 //!

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::io::AsyncReadExt;
 
-use super::super::dial::{self, RemoteServer, ServerRoute};
+use super::super::dial::{self, DialAddress, ServerRoute};
 use super::super::handshake::{ClosedPort, StageCredential, StageWelcome, VERSION};
 use super::super::link::Link;
 use super::super::link_state::LinkEnd;
@@ -92,7 +92,7 @@ async fn a_server_with_another_certificate_gets_no_token() {
     assert_ne!(listener.fingerprint(), other.fingerprint());
     let fixture = open(&listener, "one");
     let file = fixture.dir.join(SERVER_NAME);
-    let mut server: RemoteServer = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let mut server: DialAddress = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     // Somebody else answers at the server's address.
     server.address = other.address();
     std::fs::write(&file, serde_json::to_vec(&server).unwrap()).unwrap();
@@ -218,8 +218,8 @@ async fn a_stage_says_whether_its_network_is_restricted() {
     let listener = listen().await;
     let fixture = open(&listener, "one");
     let file = fixture.dir.join(SERVER_NAME);
-    let mut server: RemoteServer = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let route = |server: &RemoteServer| {
+    let mut server: DialAddress = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let route = |server: &DialAddress| {
         std::fs::write(&file, serde_json::to_vec(server).unwrap()).unwrap();
         ServerRoute::read(&fixture.dir).unwrap()
     };

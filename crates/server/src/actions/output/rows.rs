@@ -232,7 +232,7 @@ pub(crate) struct AuditView {
     action: String,
     /// `ok`, or the error's code.
     outcome: String,
-    /// The token; absent for the owner and for whoever had none.
+    /// The token; absent for the owner and for requests without a valid token.
     #[serde(skip_serializing_if = "Option::is_none")]
     token_id: Option<TokenId>,
     /// The session it came from; absent: from outside.
