@@ -139,7 +139,8 @@ ASK_WITH_NODE = """
     import subprocess
 
     script = "fetch(process.argv[1]).then(async (a) => console.log(a.status, await a.text()), (e) => console.log('failed', String(e.cause)))"
-    done = subprocess.run([node, '-e', script, url], capture_output=True, text=True, timeout=100)
+    # It warns of a proxy as long as that is experimental.
+    done = subprocess.run([node, '--no-warnings', '-e', script, url], capture_output=True, text=True, timeout=100)
     said = done.stdout + done.stderr
 """
 

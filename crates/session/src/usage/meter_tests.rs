@@ -234,7 +234,8 @@ async fn an_agent_that_asks_on_after_refusals_is_stopped_unless_a_model_answers(
     for _ in 1..=MAX_REFUSED {
         fixture.sink.count_refused(&error).await;
     }
-    assert_eq!(meter.exhausted().await.message, error.message);
+    let stopped = meter.exhausted.borrow().clone();
+    assert_eq!(stopped.expect("the turn is stopped").message, error.message);
     let logged = fixture.store.events().read(&meter.session, -1, 10).await.unwrap();
     assert_eq!(logged.len(), 1, "said once");
     meter.begin_turn().await.unwrap();
