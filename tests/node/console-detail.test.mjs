@@ -53,7 +53,7 @@ test("JSON is a tree, text of several lines is text, and characters that cannot 
   const tree = call.locator(".tree");
   await tree.locator(".leaf", { hasText: 'deep "7⟨202E⟩8"' }).waitFor();
   assert.equal(await tree.locator("pre").innerText(), "first line\nsecond line");
-  await tree.getByRole("button", { name: /^▾ list/ }).click();
+  await tree.getByRole("button", { name: /^list/, expanded: true }).click();
   await tree.locator(".leaf", { hasText: "deep" }).waitFor({ state: "detached" });
   // As JSON and back.
   await call.getByRole("button", { name: "Tree" }).click();
@@ -64,8 +64,8 @@ test("JSON is a tree, text of several lines is text, and characters that cannot 
   const result = p.locator(row("tool_result")).last();
   await result.locator("summary").click();
   const large = result.locator(".tree");
-  await large.getByRole("button", { name: /^▸ rows \[60\]/ }).click();
-  await large.getByRole("button", { name: /^▸ 59 \{1\}/ }).click();
+  await large.getByRole("button", { name: /^rows \[60\]/, expanded: false }).click();
+  await large.getByRole("button", { name: /^59 \{1\}/, expanded: false }).click();
   await large.locator(".leaf", { hasText: "i 59" }).waitFor();
   await result.getByRole("button", { name: "Tree" }).click();
   await result.locator("pre", { hasText: '{"rows":[{"i":0}' }).waitFor();

@@ -113,6 +113,42 @@ test("pages have titles, and a link leads to the very event, row and filter", as
   await fresh.close();
 });
 
+test("back and forward open and close panels and the debugger, and a sheet is closed by Back", async (t) => {
+  const { session_id } = await bench.api("session_message", { message: "Call", agent: "caller", wait: true });
+  const p = await bench.loggedIn(t, { at: `sessions/${session_id}` });
+  await p.waitForSelector(row("turn_completed"));
+  const drawer = p.locator(id("debugger"));
+  // A link to another state of the same page is an entry of the history.
+  await bench.open(p, `sessions/${session_id}?debugger=1&kind=tool_call&panel=outline`);
+  await drawer.waitFor();
+  await p.locator(id("outline")).waitFor();
+  // A span leads to its call, and an event's link keeps what is open.
+  await p.locator(`${id("waterfall")} .span`).first().click();
+  await p.locator(`[data-type="tool_call"][data-target="true"]`).waitFor();
+  await p.locator(`${row("message")}[data-role="user"] a`).first().click();
+  await p.locator(`${row("message")}[data-target="true"]`).waitFor();
+  assert.match(p.url(), /debugger=1/);
+  assert.match(p.url(), /panel=outline/);
+  await p.goBack();
+  await p.locator(`[data-type="tool_call"][data-target="true"]`).waitFor();
+  await p.goBack();
+  await drawer.waitFor({ state: "hidden" });
+  await p.locator(id("outline")).waitFor({ state: "detached" });
+  await p.goForward();
+  await drawer.waitFor();
+  assert.equal(await p.getByLabel("Kind").inputValue(), "tool_call");
+
+  const narrow = await bench.loggedIn(t, { at: `sessions/${session_id}`, viewport: { width: 360, height: 720 } });
+  await narrow.waitForSelector(row("turn_completed"));
+  for (const [button, sheet] of [["Tools", "tools-panel"], ["Debugger", "debugger"]]) {
+    await narrow.getByRole("button", { name: button, exact: true }).click();
+    await narrow.locator(id(sheet)).waitFor();
+    await narrow.goBack();
+    await narrow.locator(id(sheet)).waitFor({ state: "hidden" });
+    assert.ok(await narrow.locator(id("timeline")).isVisible());
+  }
+});
+
 test("a session is searched, folded and copied as Markdown", async (t) => {
   const { session_id } = await bench.api("session_message", { message: "Call", agent: "caller", wait: true });
   const p = await bench.loggedIn(t, { at: `sessions/${session_id}`, permissions: ["clipboard-read", "clipboard-write"] });

@@ -78,6 +78,7 @@ test("a tour of the main pages", async (t) => {
 
   await bench.open(p, "agents/writer");
   await p.locator(`${id("allow-table")} [data-canonical="@everything/echo"]`).waitFor();
+  await p.locator(`${id("rule-preview")}[data-judged="true"]`).waitFor();
   await p.getByText("Rules by tool").scrollIntoViewIfNeeded();
   await p.locator("fieldset", { hasText: "Rules by tool" }).evaluate((box) => box.scrollIntoView());
   await shot(p, "agents");

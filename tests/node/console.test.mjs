@@ -4,7 +4,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { Bench, id, kill, MODULES, NODE, save, started, toast } from "./console-browser.mjs";
+import { Bench, id, kill, MODULES, NODE, row, save, started, toast } from "./console-browser.mjs";
 import { ROOT } from "./harness.mjs";
 
 const EVERYTHING = join(MODULES, "@modelcontextprotocol/server-everything/dist/index.js");
@@ -25,7 +25,7 @@ before(async () => {
   });
   const tools = { use: ["everything", "shell"], allowed: ["@everything/echo", "@shell/shell_exec"], aliases: { say: "@everything/echo" } };
   await server.putAgent("writer", admin, [[
-    { say: "# Hello\n\nI will **echo** something, then try what I may not.\n\n```rust\nfn main() { println!(\"hi\"); }\n```\n" },
+    { say: "## Hello\n\nI will **echo** something, then try what I may not.\n\n```rust\nfn main() { println!(\"hi\"); }\n```\n" },
     { call: { tool: "say", arguments: { message: "from the agent" } } },
     { call: { tool: "@everything/get-sum", arguments: { a: 1, b: 2 } } },
     { say: "Done." },
@@ -63,7 +63,7 @@ test("a session streams, its tools and a blocked call are shown", async (t) => {
   const p = await loggedIn(t);
   const session = await start(p, "writer");
   await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
-  assert.equal(await p.locator(`${id("timeline")} > [data-type="message"][data-role="assistant"] h1`).first().innerText(), "Hello");
+  assert.equal(await p.locator(`${id("timeline")} > [data-type="message"][data-role="assistant"] h2`).first().innerText(), "Hello");
   assert.ok(await p.locator(`${id("timeline")} > [data-type="tool_call"]`).count() >= 2);
   assert.ok(await p.locator(`${id("timeline")} > [data-type="tool_result"]`).count() >= 2);
   await p.waitForSelector(`${id("server-row")}[data-server="everything"] ${id("status-light")}[data-status="green"]`);
@@ -287,7 +287,8 @@ test("admin, catalog, projects and figures open", async (t) => {
   await p.goBack();
   await p.reload();
   await only("session_message");
-  assert.equal(await p.getByLabel("Only changes by").evaluate((list) => list.selectedOptions[0].text), "test-admin");
+  // Names arrive after the entries.
+  await p.waitForFunction(() => document.querySelector("[aria-label='Only changes by']").selectedOptions[0].text === "test-admin");
 });
 
 test("it fits a telephone and a wall, in light and dark", async (t) => {
@@ -323,7 +324,7 @@ test("axe finds nothing serious, in light and in dark", async (t) => {
       assert.deepEqual(serious.map((v) => `${colorScheme} ${where}: ${v.id} ${v.nodes[0]?.html}`), []);
     };
     await look("new session");
-    await start(p, "writer");
+    const session = await start(p, "writer");
     await p.waitForSelector(`${id("timeline")} > [data-type="turn_completed"]`);
     for (const summary of await p.locator(`${id("timeline")} summary`).all()) await summary.click();
     const tool = p.locator(`${id("tool-row")}[data-tool="say"]`);
@@ -354,6 +355,23 @@ test("axe finds nothing serious, in light and in dark", async (t) => {
     await p.getByRole("button", { name: "As text" }).click();
     await p.getByLabel("agent.json").waitFor();
     await look("agent as text");
+    await bench.open(p, "agents?presets=1");
+    await p.getByRole("button", { name: "Use it" }).first().waitFor();
+    await look("presets");
+    await p.keyboard.press("Control+k");
+    await p.locator(id("palette")).waitFor();
+    await look("palette");
+    await p.keyboard.press("Escape");
+    // On a telephone: the menu, lists of one line, panels that are sheets.
+    await p.setViewportSize({ width: 360, height: 720 });
+    for (const [path, mark] of [["", id("overview")], [`sessions/${session}`, row("turn_completed")], [`sessions/${session}?panel=tools`, id("tools-panel")], [`sessions/${session}?debugger=1&panel=none`, id("debugger-row")], ["agents/writer", id("allow-table")], ["catalog/shell", id("server-status")], ["admin/audit", id("audit")], ["figures", "[data-group=tools]"]]) {
+      await bench.open(p, path);
+      await p.locator(mark).first().waitFor();
+      await look(`${path || "home"} at 360 pixels`);
+    }
+    await p.locator(".menu-toggle").click();
+    await look("menu at 360 pixels");
+    await p.setViewportSize({ width: 1400, height: 900 });
     await p.getByRole("button", { name: "Log out" }).click();
     await p.waitForSelector(id("login-token"));
     await look("login");

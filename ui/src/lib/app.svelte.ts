@@ -95,18 +95,35 @@ class App {
     return new URLSearchParams(this.route.split("?")[1] ?? "");
   }
 
-  /** Changes parts of the query in place, without a new entry in the history; an empty value removes its name. */
-  setQuery(changes: Record<string, string>): void {
+  /** The address of this page with parts of its query changed; an empty value removes its name. */
+  #changed(changes: Record<string, string>): string {
     const query = this.query;
     for (const [name, value] of Object.entries(changes)) {
       if (value) query.set(name, value);
       else query.delete(name);
     }
     const text = query.toString();
-    const route = this.route.split("?")[0]! + (text ? `?${text}` : "");
+    return this.route.split("?")[0]! + (text ? `?${text}` : "");
+  }
+
+  /** A link to this page with parts of its query changed. */
+  linkWith(changes: Record<string, string>): string {
+    return `#${this.#changed(changes)}`;
+  }
+
+  /** Changes parts of the query in place; with `push`, as a new entry in the history, so that Back takes it back. */
+  setQuery(changes: Record<string, string>, push = false): void {
+    const route = this.#changed(changes);
     if (route === this.route) return;
-    history.replaceState(history.state, "", `#${route}`);
+    if (push) history.pushState(null, "", `#${route}`);
+    else history.replaceState(history.state, "", `#${route}`);
     this.route = route;
+  }
+
+  /** Keeps what was typed into a field that has a usual value; that one alone is nothing to lose. */
+  keepTyped(key: string, value: string, usual: string): void {
+    if (value === usual) delete this.typed[key];
+    else this.typed[key] = value;
   }
 
   /** Whether the address asks for something new to be begun; it does not ask again. */

@@ -100,8 +100,9 @@ export function addEvent(rows: TimelineRow[], event: SessionEvent): void {
   }
 }
 
-/** The least number of calls in a row that are folded into one. */
-const MIN_FOLDED = 3;
+/** The least number of calls in a row that are folded into one when the reader asks for it, and without being asked. */
+export const MIN_FOLDED = 3;
+export const MIN_FOLDED_UNASKED = 6;
 
 /** Folded runs by their first row. A run that has not changed stays the same object, so that views need not look at it again. */
 const foldedRuns = new WeakMap<TimelineRow, { last: TimelineRow; length: number; row: TimelineRow }>();
@@ -129,15 +130,33 @@ function foldRun(rows: TimelineRow[], from: number, to: number, key: string, cal
   return row;
 }
 
-/** The rows with each run of successful calls replaced by one row of type `folded`, unless it is `opened`. */
-export function foldCalls(rows: TimelineRow[], opened: Record<string, boolean>): TimelineRow[] {
+const CALLS = new Set(["tool_call", "tool_result", "caller_tool_request"]);
+
+/** How many rows there are before the calls at the end, which may go on. */
+export function settledRows(rows: TimelineRow[]): number {
+  return rows.findLastIndex((row) => !CALLS.has(row.type)) + 1;
+}
+
+/** Calls that are under way: without a result since the last turn ended. */
+export function openCalls(rows: TimelineRow[]): TimelineRow[] {
+  const found: TimelineRow[] = [];
+  for (let i = rows.length - 1; i >= 0 && rows[i]!.type !== "turn_completed"; i--) {
+    const row = rows[i]!;
+    if (row.type === "tool_call" ? row.took === undefined : row.type === "caller_tool_request" && row.outcome === undefined) found.push(row);
+  }
+  return found.reverse();
+}
+
+/** The rows with each run of at least `least` successful calls replaced by one row of type `folded`, unless it is `opened` or among the
+ * rows from `until` on. A row that `isKept` is not folded. */
+export function foldCalls(rows: TimelineRow[], opened: Record<string, boolean>, least = MIN_FOLDED, until = rows.length, isKept = (_row: TimelineRow) => false): TimelineRow[] {
   const out: TimelineRow[] = [];
   for (let from = 0; from < rows.length; ) {
     let to = from;
     let calls = 0;
-    for (; to < rows.length && isFoldable(rows[to]!); to++) if (rows[to]!.type !== "tool_result") calls++;
+    for (; to < rows.length && isFoldable(rows[to]!) && !isKept(rows[to]!); to++) if (rows[to]!.type !== "tool_result") calls++;
     const key = `folded-${rows[from]!.key}`;
-    if (calls >= MIN_FOLDED && !opened[key]) out.push(foldRun(rows, from, to, key, calls));
+    if (calls >= least && from < until && !opened[key]) out.push(foldRun(rows, from, to, key, calls));
     else for (let i = from; i < to; i++) out.push(rows[i]!);
     if (to < rows.length) out.push(rows[to]!);
     from = to + 1;

@@ -1,8 +1,8 @@
 import { describe, expect, test } from "vitest";
 import { CallTimes } from "../lib/call_times";
-import { addEvent, foldCalls, markdownParts, turnTimes, type TimelineRow } from "../lib/timeline";
+import { addEvent, foldCalls, markdownParts, MIN_FOLDED_UNASKED, openCalls, settledRows, turnTimes, type TimelineRow } from "../lib/timeline";
 import type { DebugEvent, SessionEvent } from "../lib/types";
-import { axisMarks, spansOf } from "../lib/waterfall";
+import { axisMarks, rowOf, spansOf } from "../lib/waterfall";
 
 const at = (ms: number) => new Date(ms).toISOString();
 const debug = (index: number, kind: string, ms: number, more: Record<string, unknown> = {}): DebugEvent => ({ index, ts: at(ms), kind, ...more });
@@ -95,6 +95,39 @@ test("runs of successful calls fold into one row and open again", () => {
   expect(foldCalls(rows, { [folded[0]!.key]: true })).toHaveLength(rows.length);
   // A run that has not changed is the same object: nothing is drawn again.
   expect(foldCalls([...rows], {})[0]).toBe(folded[0]);
+});
+
+test("many calls fold without being asked, once something has followed them", () => {
+  const call = (id: number): [string, number, Record<string, unknown>][] => [
+    ["tool_call", id, { tool_call_id: id, tool: "x", arguments: {} }], ["tool_result", id + 1, { tool_call_id: id, ok: true }],
+  ];
+  const calls = [1, 2, 3, 4, 5, 6].flatMap(call);
+  const shown = (rows: TimelineRow[], isOpen?: (row: TimelineRow) => boolean) => foldCalls(rows, {}, MIN_FOLDED_UNASKED, settledRows(rows), isOpen).map((r) => r.type);
+  expect(shown(rowsOf(...calls))).toHaveLength(12);
+  expect(shown(rowsOf(...calls, ["tool_call", 20, { tool_call_id: 20, tool: "x" }]))).toHaveLength(13);
+  expect(shown(rowsOf(...calls, ["turn_completed", 30]))).toEqual(["folded", "turn_completed"]);
+  expect(shown(rowsOf(...calls.slice(2), ["turn_completed", 30]))).toHaveLength(11);
+  // What is open to be read stays.
+  expect(shown(rowsOf(...calls, ["turn_completed", 30]), (row) => row.event.index === 4)).toHaveLength(13);
+});
+
+test("calls under way are spans without an end, and a span leads to its row", () => {
+  const rows = rowsOf(
+    ["message", 100, { role: "user", text: "hi" }],
+    ["tool_call", 110, { tool_call_id: 1, tool: "mcp_a", arguments: { n: 1 } }],
+    ["tool_result", 130, { tool_call_id: 1, ok: true }],
+    ["tool_call", 140, { tool_call_id: 2, tool: "mcp_a", arguments: { n: 2 } }],
+    ["tool_call", 150, { tool_call_id: 3, tool: "lent", arguments: {} }],
+    ["caller_tool_request", 151, { request_id: "r", caller_id: "c", tool: "lent" }],
+  );
+  const under = openCalls(rows);
+  expect(under.map((r) => [r.type, r.event.index])).toEqual([["tool_call", 3], ["tool_call", 4], ["caller_tool_request", 5]]);
+  const done = debug(7, "tool_call", 130, { turn: 1, tool: "a", arguments: { n: 1 }, started: at(111), duration_ms: 19, ok: true });
+  const spans = spansOf([done], turnTimes(rows, 200), 1, 200, under);
+  expect(spans.map((s) => [s.name, s.part, s.open, s.from, s.to])).toEqual([["a", "tool", false, 111, 130], ["mcp_a", "tool", true, 140, 200], ["lent", "waiting", true, 151, 200]]);
+  expect(spans.map((s) => rowOf(rows, s.event)?.event.index)).toEqual([1, 3, 5]);
+  expect(new Set(spans.map((s) => s.key)).size).toBe(3);
+  expect(openCalls(rowsOf(["tool_call", 1, { tool_call_id: 1, tool: "a" }], ["turn_completed", 2]))).toEqual([]);
 });
 
 test("a session as Markdown keeps its code apart", () => {
