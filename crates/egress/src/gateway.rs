@@ -203,6 +203,8 @@ impl SessionGateway {
         };
         match self.sink.count_refused(&error).await {
             0 | 1 => refusal,
+            // A used up budget is 429 however often it is asked; the session ends the turn of an agent that goes on.
+            _ if refusal.status == StatusCode::TOO_MANY_REQUESTS => refusal,
             _ => refusal.repeated(api),
         }
     }
