@@ -96,6 +96,58 @@ def test_a_file_exchanged_for_a_link_puts_no_host_file_into_a_diff(server, admin
     unharmed(server, admin)
 
 
+EXCHANGE_A_FOLDER = """
+    import ctypes, os
+    renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    AT_FDCWD, RENAME_EXCHANGE = -100, 2
+    os.chdir('/workspace')
+    for folder in ('first', 'second', 'reached'):
+        os.mkdir(folder)
+    open('first/file', 'w').write('text\\n')
+    open('second/admin.token', 'w').write('x' * (SIZE - 1) + '\\n')
+    open('reached/admin.token', 'w').write('y' * (SIZE - 1) + '\\n')
+    os.symlink(TARGET, 'link')
+    open('.gitignore', 'w').write('link\\nreached\\n')
+    # Git reads it when it begins to compare the first folder, after it has looked at the names of all files.
+    os.mkfifo('first/.gitattributes')
+    open('started', 'w').close()
+    # Returns when git has opened the other end; git reads until this one is closed.
+    attributes = os.open('first/.gitattributes', os.O_WRONLY)
+    # What is opened under this name from now on ends at once.
+    open('empty', 'w').close()
+    os.rename('empty', 'first/.gitattributes')
+    if renameat2(AT_FDCWD, b'second', AT_FDCWD, b'link', RENAME_EXCHANGE):
+        raise OSError(ctypes.get_errno(), 'renameat2')
+    os.close(attributes)
+    agent.say('exchanged')
+"""
+"""Exchanges a folder for a link at a moment when git has found its files and has not read them."""
+
+
+@pytest.mark.parametrize("leads_to", ["workspace", "host"])
+def test_a_folder_exchanged_for_a_link_while_git_waits_shows_no_host_file(server, admin, project, leads_to):
+    """The same, without chance: git is made to wait between finding a file and reading it, and its folder is exchanged
+    for a link meanwhile. Git follows the link, as it shows where it leads to the workspace, but finds no host file."""
+    secret = "only-the-owner-may-read-this-5e1f\n"
+    target = server.home / "admin.token"
+    target.write_text(secret)
+    attacker = Attacker(server, admin, project)
+    workspace = attacker.details["workspace_id"]
+    link = {"workspace": "reached", "host": str(server.home)}[leads_to]
+    attacker.begin(EXCHANGE_A_FOLDER, TARGET=link, SIZE=len(secret))
+    wait_until((attacker.workspace / "started").exists, "the agent to wait for git")
+    try:
+        outcome = server.api("workspace_diff", admin, workspace_id=workspace)["diff"]
+    except harness.ToolFailed as failed:
+        # Git gives up when a file that it found is no longer there.
+        outcome = str(failed)
+    with server.events(attacker.session, admin) as events:
+        assert events.until("turn_completed", turn=2)["text"] == "exchanged"
+    assert secret.strip() not in outcome, "a file of the host is in the diff"
+    assert ("y" * (len(secret) - 1) in outcome) == (leads_to == "workspace"), outcome
+    unharmed(server, admin)
+
+
 # -- removing ---------------------------------------------------------------------------------------
 
 
