@@ -12,11 +12,13 @@ import argparse
 import contextlib
 import json
 import pathlib
+import subprocess
 import sys
 import time
 import traceback
 from typing import Any
 
+from harness import BIN
 from real_agents import KNOWN_LIMITS, PRESETS, RealAgent, serving
 
 RESULTS = pathlib.Path(__file__).parent / "agents" / "matrix.json"
@@ -41,10 +43,16 @@ MEANINGS = {
 }
 
 
+def programs_version() -> str:
+    """Which programs are checked: what `oubliette --version` says, without the name."""
+    said = subprocess.run([BIN / "oubliette", "--version"], capture_output=True, text=True, check=True).stdout
+    return said.strip().removeprefix("oubliette ")
+
+
 def run_preset(server: Any, model: Any, name: str) -> dict[str, Any]:
     """Runs every check of one preset."""
     agent = RealAgent(server, name, model)
-    row: dict[str, Any] = {"package": agent.package, "checks": {}}
+    row: dict[str, Any] = {"package": agent.package, "programs": programs_version(), "checks": {}}
     for check in RealAgent.CHECKS:
         limit = KNOWN_LIMITS.get((name, check))
         begun = time.monotonic()
@@ -73,7 +81,7 @@ def measured(agent: RealAgent) -> dict[str, Any]:
     """What `RealAgent.measure` found."""
     rounded = {"start_seconds": agent.started, "cpu_seconds": agent.cpu}
     rounded = {name: round(value, 1) if value is not None else None for name, value in rounded.items()}
-    return {"run_as": agent.run_as, **rounded, "memory_mib": agent.memory}
+    return {**rounded, "memory_mib": agent.memory}
 
 
 def measure_preset(server: Any, model: Any, name: str) -> dict[str, Any]:
@@ -99,15 +107,28 @@ def run_matrix(names: list[str], home: pathlib.Path | None, run: Any = run_prese
     return results
 
 
+def checked_programs(programs: dict[str, list[str]]) -> list[str]:
+    """Of which programs of Oubliette the rows are: one sentence where it is the same for all."""
+    named = {version or "not recorded": agents for version, agents in programs.items()}
+    if len(named) == 1:
+        return [f"All rows are of Oubliette {next(iter(named))}."]
+    return ["The rows are of Oubliette:", "", *(f"- {version}: {', '.join(agents)}" for version, agents in named.items())]
+
+
 def page(results: dict[str, Any]) -> str:
     """The page of the docs."""
     names = [name for name in PRESETS if name in results]
+    programs: dict[str, list[str]] = {}
+    for name in names:
+        programs.setdefault(results[name].get("programs", ""), []).append(name)
     lines = [
         "# Agents",
         "",
         "Real, unmodified agents, installed from their registries by their presets (`oubliette agent presets`) and run in the",
         "local sandbox, without network, against a fake model that follows a script. `cargo xtask agents [NAME]` runs the checks",
         "and writes this page; every test run repeats a part of them with four of the agents.",
+        "",
+        *checked_programs(programs),
         "",
         "| agent | package | start | CPU | memory |",
         "|---|---|---|---|---|",
@@ -139,8 +160,6 @@ def page(results: dict[str, Any]) -> str:
     for name in names:
         if results[name].get("not_run"):
             notes.append(f"- {name}: not run: {results[name]['not_run']}.")
-        if results[name].get("run_as"):
-            notes.append(f"- {name}: checked with the program of `{results[name]['run_as']}`, since the registry had none of the preset's version.")
     if notes:
         lines += ["", "## What does not work, and why", "", *notes]
     lines += ["", "## What the checks mean", "", *(f"- *{check}*: {MEANINGS[check]}." for check in RealAgent.CHECKS)]

@@ -11,13 +11,12 @@ import datetime
 import json
 import os
 import pathlib
-import subprocess
 import tempfile
 from typing import Any, Callable, Iterator
 
 import httpx
 from agent_model import AgentModel
-from harness import Server, ToolFailed, processes_with, put, wait_until
+from harness import ROOT, Server, ToolFailed, processes_with, put, wait_until
 
 PROVIDER = "scripted"
 PRESETS = ["claude", "codex", "gemini", "opencode", "droid", "qwen", "copilot", "vibe", "openhands"]
@@ -43,10 +42,6 @@ SHELL_ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """What else that tool wants."""
 
-PLATFORM_PACKAGES = {"droid": ("@factory/cli-linux-x64@0.225.2", "node_modules/@factory/cli-linux-x64/bin/droid")}
-"""Presets whose package only starts the program of another one, which a registry may have in other versions: that
-package, and the program in it. Where the preset's own package finds none, the checks run this program."""
-
 CODEX_DOES_NOT_ASK = (
     "it asks only for commands that leave its own sandbox, which cannot run inside Oubliette's, so the preset switches that sandbox "
     "off; the policy that asked for every command (`untrusted`) was removed from Codex: openai/codex#39973"
@@ -62,17 +57,17 @@ KNOWN_LIMITS: dict[tuple[str, str], str] = {
 """What an agent itself cannot do, by preset and check: why, and its public issue where there is one."""
 
 
-def config(server: Server, model: AgentModel, idle_sleep: str = "10m") -> str:
+def config(model: AgentModel, idle_sleep: str = "10m") -> str:
     """An `oubliette.toml` with the fake model as the provider of every preset, patient with a busy machine."""
     provider = f'[providers.{PROVIDER}]\nbase_url = "http://127.0.0.1:{model.port}"\n'
     session = f'[session]\nstart_timeout = "5m"\nidle_sleep = "{idle_sleep}"\n'
-    trust = f'[trust]\nread_only = ["{platform_packages(server)}"]\n'
-    return f'{provider}{session}{trust}[programs]\ninstall_timeout = "1h"\n'
+    return f'{provider}{session}[programs]\ninstall_timeout = "1h"\n'
 
 
-def platform_packages(server: Server) -> pathlib.Path:
-    """The folder in which packages of `PLATFORM_PACKAGES` are installed."""
-    return server.home.parent / "platform-packages"
+def preset_program(preset: str) -> dict[str, Any]:
+    """The package of a preset as the tree has it: the programs checked may be built from a commit with an older pin."""
+    file = ROOT / "crates" / "server" / "presets" / f"{preset}.json"
+    return json.loads(file.read_text())["definition"]["runtime"]["program"]
 
 
 class RealAgent:
@@ -84,7 +79,7 @@ class RealAgent:
         self.project = self.new_project()
         name = "gemini-2.5-flash" if preset == "gemini" else "m"
         listed = server.api("preset_list", self.admin, name=preset, model=f"{PROVIDER}/{name}")["presets"][0]
-        self.program = listed["definition"]["runtime"]["program"]
+        self.program = listed["definition"]["runtime"]["program"] = preset_program(preset)
         self.package: str = self.program.get("npm") or self.program["pypi"]
         server.put_tool("reader", self.admin, kind="builtin", builtinPolicy={"name": "fs_read", "allowedPaths": ["./"]})
         self.mark = f"matrix-{preset}-{os.urandom(6).hex()}"
@@ -94,7 +89,6 @@ class RealAgent:
         self.definition, self.files = definition, listed.get("files", {})
         self.put_agents()
         server.put_agent("other", self.admin, [[{"say": "other here"}]])
-        self.run_as: str | None = None
         self.session: str | None = None
         self.started: float | None = None
         self.memory: int | None = None
@@ -105,17 +99,6 @@ class RealAgent:
         for permissions in ("allow", "deny", "ask"):
             slug = self.preset if permissions == "allow" else f"{self.preset}-{permissions}"
             self.call("agent_put", slug=slug, definition={**self.definition, "permissions": permissions}, files=self.files)
-
-    def use_platform_package(self) -> None:
-        """Runs the agent's program from its platform package, where the preset's own package has none of its version."""
-        self.run_as, program = PLATFORM_PACKAGES[self.preset]
-        folder = platform_packages(self.server)
-        install = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", str(folder), self.run_as]
-        subprocess.run(install, check=True, timeout=TURN_SECONDS)
-        runtime = {key: value for key, value in self.definition["runtime"].items() if key not in ("program", "args")}
-        command = [str(folder / program), *self.definition["runtime"].get("args", [])]
-        self.definition = {**self.definition, "runtime": {**runtime, "command": command, "read_only": [str(folder)]}}
-        self.put_agents()
 
     def new_project(self) -> str:
         return self.call("project_create", name=f"matrix-{self.preset}", api_key={"scope": "read"})["project_id"]
@@ -184,13 +167,7 @@ class RealAgent:
     # -- the checks --------------------------------------------------------------------------------
 
     def check_turn(self) -> None:
-        try:
-            said = self.tell("[[say hello there]]")
-        except ToolFailed as failed:
-            if self.preset not in PLATFORM_PACKAGES or "Could not find" not in failed.message:
-                raise
-            self.use_platform_package()
-            said = self.tell("[[say hello there]]")
+        said = self.tell("[[say hello there]]")
         assert "hello there" in said, said
         events = self.events()
         assert not [e for e in events if e["type"] == "error"], events
@@ -283,12 +260,12 @@ class RealAgent:
 
     def check_sleep_and_resume(self) -> None:
         self.server.stop()
-        self.restart(config(self.server, self.model, idle_sleep="1s"))
+        self.restart(config(self.model, idle_sleep="1s"))
         self.recalls()
         wait_until(lambda: not processes_with(self.mark), "the agent to be asleep", TURN_SECONDS)
         self.recalls()
         self.server.stop()
-        self.restart(config(self.server, self.model))
+        self.restart(config(self.model))
 
     def check_agent_killed(self) -> None:
         self.tell("[[say here]]")
@@ -418,8 +395,7 @@ def serving(home: pathlib.Path | None = None) -> Iterator[tuple[Server, AgentMod
         if home is None:
             home = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oub", ignore_cleanup_errors=True))) / "h"
         server = Server(home)
-        platform_packages(server).mkdir(exist_ok=True)
-        (home / "oubliette.toml").write_text(config(server, model))
+        (home / "oubliette.toml").write_text(config(model))
         server.start()
         try:
             yield server, model
