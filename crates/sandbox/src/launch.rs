@@ -28,8 +28,8 @@ pub(crate) const BWRAP_ARGS_FD: RawFd = 4;
 pub(crate) const BWRAP_INFO_FD: RawFd = 5;
 /// The reading end of the same pipe. Bubblewrap does not use it; that it has it keeps the pipe from breaking.
 const BWRAP_INFO_READER_FD: RawFd = 6;
-/// How long a process may take to stop before it is killed, in milliseconds.
-const STOP_TIMEOUT_MS: u32 = 200;
+/// How long a process may take to end after its descendants before it is killed itself, in milliseconds.
+const END_TIMEOUT_MS: u32 = 200;
 
 /// The process to start. The payload's environment is not here but in the [`LaunchOrder`].
 ///
@@ -64,13 +64,12 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Kills it and every process below it. Killed alone, bubblewrap would leave a child that waits for it.
+    /// Kills it and every process below it. Killed alone, bubblewrap would leave a child that waits for it; without its
+    /// child it ends by itself. Stopping it first, so that it starts nothing meanwhile, is no way: a server that is killed
+    /// then leaves a stopped process behind.
     pub(crate) fn kill_tree(&self) {
-        // Each signal fails if the process has already ended.
-        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::STOP);
-        // It starts nothing more once it is stopped. The time is bounded: a process in the middle of a long system
-        // call stops only after it.
-        for _ in 0..STOP_TIMEOUT_MS {
+        for _ in 0..END_TIMEOUT_MS {
+            self.kill_descendants();
             let path = format!("/proc/{}/stat", self.pid.as_raw_pid());
             let stat = std::fs::read_to_string(path).unwrap_or_default();
             let state = stat
@@ -81,10 +80,15 @@ impl ChildProcess {
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
+        self.kill_descendants();
+        // It fails if the process has already ended.
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    fn kill_descendants(&self) {
         for pid in crate::inner::descendants_of(self.pid.as_raw_pid()) {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
-        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
     /// Reaps it, if it has ended.
